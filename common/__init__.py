@@ -1,0 +1,1 @@
+"""Everything the five services share: pure policy, engine, data plane, RPC plumbing, the CLI."""

@@ -1,0 +1,118 @@
+"""What a `SchedulerCore` asks its shell to do. Each effect's outcome comes back as an event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.core.ids import BlockAttempt, CallId, RequestId, WorkerLife
+from common.core.work import BlockWork, FinishReason, KvSource, StepDelta
+from common.errors import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPrefill:
+    """Run the block's prefill on `target`; outcome: PrefillCompleted or CallFailed with this `call_id`."""
+
+    call_id: CallId
+    target: WorkerLife
+    work: BlockWork
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallDecode:
+    """Run the block's decode on `target`; outcomes carry this `call_id`, the last is DecodeCompleted or CallFailed."""
+
+    call_id: CallId
+    target: WorkerLife
+    work: BlockWork
+    source: KvSource
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelCall:
+    """Cancel that call; whatever it still answers is dropped by the core."""
+
+    call_id: CallId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseKv:
+    """Tell `owner` (over its heartbeat) to free the K/V it retains for `attempt`."""
+
+    owner: WorkerLife
+    attempt: BlockAttempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceWorker:
+    """Drop the registry's entries of this life, and close peers' connections to it."""
+
+    life: WorkerLife
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishStep:
+    """Tokens newly revealed for the client, never repeated: deltas only."""
+
+    request_id: RequestId
+    block: int
+    step: StepDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlacement:
+    """Where one finished block ran and what it cost (forwards, seconds, bytes)."""
+
+    block: int
+    prefill_worker_id: str
+    decode_worker_id: str | None
+    overflow: bool
+    prefill_forwards: int
+    decode_forwards: int
+    attempts: int
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+    transfer_bytes: int
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishBlock:
+    """A block is committed."""
+
+    request_id: RequestId
+    placement: BlockPlacement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRequest:
+    """The request ended well; nothing more will be published for it."""
+
+    request_id: RequestId
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailRequest:
+    """The request ended badly. `field` names the offending input for InvalidRequest reasons."""
+
+    request_id: RequestId
+    reason: Reason
+    message: str
+    field: str = ""
+
+
+SchedulerEffect = (
+    CallPrefill
+    | CallDecode
+    | CancelCall
+    | ReleaseKv
+    | FenceWorker
+    | PublishStep
+    | PublishBlock
+    | FinishRequest
+    | FailRequest
+)
