@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.core.ids import Role, WorkerLife
+from common.core.ids import Role, ServingMode, WorkerLife
+from common.core.work import IterationReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,42 @@ class WorkerSpec:
         """Longest canvas this worker's pool can hold."""
         return self.pages_total * self.page_size_tokens
 
+    @property
+    def canvas_limit_tokens(self) -> int:
+        """Longest canvas this worker can ever serve: pool and model both have a say."""
+        return min(self.pool_tokens, self.max_canvas_tokens)
+
     def pages_for(self, canvas_tokens: int) -> int:
         """Pages that a canvas needs on this worker."""
         return -(-canvas_tokens // self.page_size_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker at one moment: its spec and the scheduler's own tally (reports are shown, never counted)."""
+
+    spec: WorkerSpec
+    pages_free: int
+    outstanding_prefill_tokens: int
+    active_decodes: int
+    draining: bool
+    report: IterationReport | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """The cluster at one moment. `workers` is sorted by worker id; counts are of blocks and requests.
+
+    `queued_blocks` includes `parked_blocks`: those whose canvas fits no live worker at present.
+    `replay_divergences` counts tokens that a repeated attempt revealed differently from what was already shown.
+    """
+
+    mode: ServingMode
+    workers: tuple[WorkerView, ...]
+    queued_blocks: int
+    parked_blocks: int
+    waiting_decode_blocks: int
+    running_requests: int
+    ended_requests: int
+    overload_threshold_tokens: int
+    replay_divergences: int

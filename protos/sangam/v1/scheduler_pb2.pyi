@@ -128,7 +128,7 @@ class GetClusterStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetClusterStateResponse(_message.Message):
-    __slots__ = ("mode", "workers", "queued_blocks", "waiting_decode_blocks", "running_requests", "ended_requests", "overload_threshold_tokens")
+    __slots__ = ("mode", "workers", "queued_blocks", "waiting_decode_blocks", "running_requests", "ended_requests", "overload_threshold_tokens", "parked_blocks", "replay_divergences")
     MODE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,8 @@ class GetClusterStateResponse(_message.Message):
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     OVERLOAD_THRESHOLD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_DIVERGENCES_FIELD_NUMBER: _ClassVar[int]
     mode: _types_pb2.ServingMode
     workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
     queued_blocks: int
@@ -143,7 +145,9 @@ class GetClusterStateResponse(_message.Message):
     running_requests: int
     ended_requests: int
     overload_threshold_tokens: int
-    def __init__(self, mode: _Optional[_Union[_types_pb2.ServingMode, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., queued_blocks: _Optional[int] = ..., waiting_decode_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ..., ended_requests: _Optional[int] = ..., overload_threshold_tokens: _Optional[int] = ...) -> None: ...
+    parked_blocks: int
+    replay_divergences: int
+    def __init__(self, mode: _Optional[_Union[_types_pb2.ServingMode, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., queued_blocks: _Optional[int] = ..., waiting_decode_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ..., ended_requests: _Optional[int] = ..., overload_threshold_tokens: _Optional[int] = ..., parked_blocks: _Optional[int] = ..., replay_divergences: _Optional[int] = ...) -> None: ...
 
 class WorkerState(_message.Message):
     __slots__ = ("life", "role", "address", "pages_total", "pages_free", "outstanding_prefill_tokens", "active_decodes", "report", "draining", "token_budget_tokens")

@@ -1,0 +1,62 @@
+# Sangam: `make demo` shows it working, `make test` proves it. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# Options for pytest, e.g. make test ARGS='-k golden -x'
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo test lint format stubs bench-overhead clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "== creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "error: no virtual environment could be made (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+
+$(VENV)/.installed-runtime: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "== installing Sangam into $(VENV) (a minute or two; later calls skip this)"
+	@$(PIP_INSTALL) --editable '.[gateway,kv-store,worker]' || \
+	  { echo "error: the install failed, see above; check that the package index is reachable, then run make again" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "== installing Sangam and its development tools into $(VENV) (a minute or two; later calls skip this)"
+	@$(PIP_INSTALL) --editable '.[dev]' || \
+	  { echo "error: the install failed, see above; check that the package index is reachable, then run make again" >&2; exit 1; }
+	@touch $(VENV)/.installed-runtime $@
+
+install: $(VENV)/.installed-runtime ## Create .venv and install what the services need.
+
+install-dev: $(VENV)/.installed-dev ## The same with test and lint tools.
+
+demo: $(VENV)/.installed-runtime ## Start all five services, send prompts, stream answers, print a table, stop.
+	@$(BIN)/sangam demo
+
+test: $(VENV)/.installed-dev ## Run the whole suite.
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff, mypy, import rules, buf lint, stub check.
+	@echo "== ruff"       && $(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@echo "== mypy"       && $(BIN)/mypy && $(BIN)/mypy tests
+	@echo "== imports"    && $(BIN)/lint-imports
+	@echo "== buf lint"   && $(BIN)/buf lint protos
+	@echo "== stubs"      && $(BIN)/python protos/generate.py --check
+
+format: $(VENV)/.installed-dev ## Let ruff format the code and sort the imports.
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+stubs: $(VENV)/.installed-dev ## Regenerate the gRPC stubs from protos/.
+	@$(BIN)/python protos/generate.py
+
+bench-overhead: $(VENV)/.installed-runtime ## What the services add to a request, side by side with the bare engine.
+	@$(BIN)/sangam bench-overhead
+
+clean: ## Remove .venv and caches.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

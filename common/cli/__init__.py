@@ -1,0 +1,1 @@
+"""The `sangam` command: one module for each subcommand."""

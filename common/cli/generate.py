@@ -1,0 +1,193 @@
+"""Generate text for one prompt, at a gateway or (--local) in this process; text streams to stdout as it commits."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import sys
+from pathlib import Path
+
+from common.cli.default_model import default_model_dir
+from common.cli.gateway_client import OnText, generate_at, request_of
+from common.cli.generation_output import GenerationOutput
+from common.cli.text_output import TextOutput
+from common.core.params import (
+    DEFAULT_BLOCK_LENGTH_TOKENS,
+    DEFAULT_CONFIDENCE_THRESHOLD,
+    CacheMode,
+    ConfidenceDynamic,
+    ConfidenceQuota,
+    ConfidenceThreshold,
+    RandomReveal,
+    RevealStrategy,
+)
+from common.errors import ConfigError
+from common.generation_input import GenerationInput
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+ADDRESS_VARIABLE = "SANGAM_ADDRESS"
+_LOCAL_ONLY = ("model", "device", "dtype", "kv_pages")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `sangam generate`."""
+    _add_request_arguments(parser)
+    _add_sampling_arguments(parser)
+    _add_place_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate and print; returns 0. Raises `SangamError` for anything that goes wrong."""
+    wanted = input_of(args)
+    wanted.check()
+    if args.json:
+        print(_generate(args, wanted, on_text=lambda text: None).to_json())
+        return 0
+    output = TextOutput(sys.stdout)
+    try:
+        report = _generate(args, wanted, on_text=output.write)
+    finally:
+        output.end_line()
+    print(f"sangam generate: {report.summary()}", file=sys.stderr)
+    return 0
+
+
+def input_of(args: argparse.Namespace) -> GenerationInput:
+    """The request that the flags describe, unchecked."""
+    return GenerationInput(
+        text=args.prompt,
+        token_ids=args.token_ids,
+        max_tokens=args.max_tokens,
+        block_length_tokens=args.block_length,
+        cache_mode=CacheMode(args.cache),
+        strategy=_strategy_of(args),
+        temperature=args.temperature,
+        seed=args.seed,
+        ignore_eos=args.ignore_eos,
+    )
+
+
+def _generate(args: argparse.Namespace, wanted: GenerationInput, *, on_text: OnText) -> GenerationOutput:
+    if args.local:
+        return _generate_locally(args, wanted, on_text)
+    for name in _LOCAL_ONLY:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')}: only with --local")
+    address = args.address or _address(os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
+    return asyncio.run(generate_at(address, request_of(wanted), timeout_s=args.timeout, on_text=on_text))
+
+
+def _generate_locally(args: argparse.Namespace, wanted: GenerationInput, on_text: OnText) -> GenerationOutput:
+    # Tokenizer and engine: not needed, and not everywhere installed, when a gateway does the work.
+    from common.cli.local import LocalOptions, generate_locally
+
+    if args.address is not None:
+        raise ConfigError("--address: not with --local")
+    options = LocalOptions(
+        model_dir=default_model_dir() if args.model is None else args.model,
+        device=args.device or "cpu",
+        dtype=None if args.dtype == "auto" else args.dtype,
+        kv_pages=args.kv_pages,
+        timeout_s=args.timeout,
+    )
+    return generate_locally(wanted, options, on_text=on_text)
+
+
+def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; special-token strings in it stay text")
+    prompt.add_argument("--token-ids", metavar="1,2,3", type=_token_ids, help="the prompt as token ids")
+    parser.add_argument("--max-tokens", metavar="N", type=int, required=True, help="most tokens to generate")
+    parser.add_argument(
+        "--block-length",
+        metavar="N",
+        type=int,
+        default=DEFAULT_BLOCK_LENGTH_TOKENS,
+        help="tokens denoised together (default %(default)s)",
+    )
+    modes = [mode.value for mode in CacheMode]
+    parser.add_argument("--cache", choices=modes, default="dual", help="which K/V decode steps reuse (default dual)")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on past an end-of-text token")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming text")
+    parser.add_argument("--timeout", metavar="S", type=_positive_s, help="deadline in seconds (default: none)")
+
+
+def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    strategy = parser.add_mutually_exclusive_group()
+    strategy.add_argument(
+        "--threshold",
+        metavar="C",
+        type=float,
+        help=f"reveal tokens of at least this confidence, 0 to 1 (default {DEFAULT_CONFIDENCE_THRESHOLD})",
+    )
+    strategy.add_argument("--quota", metavar="K", type=int, help="reveal the K most confident tokens of each step")
+    strategy.add_argument("--dynamic", metavar="F", type=float, help="reveal an adaptive number of tokens, factor F")
+    strategy.add_argument("--random", action="store_true", help="reveal a random number of random tokens")
+    parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--seed", metavar="N", type=int, help="seed, 64 bits (default: from the request's content)")
+
+
+def _add_place_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        type=_address_argument,
+        help=f"the gateway (default {ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
+    )
+    local = parser.add_argument_group("without services")
+    local.add_argument("--local", action="store_true", help="run the engine in this process")
+    local.add_argument("--model", metavar="DIR", type=Path, help="checkpoint folder (default: a small random model)")
+    local.add_argument("--device", metavar="NAME", help="cpu (default), cuda, cuda:0, ...")
+    local.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="type of weights and K/V")
+    local.add_argument("--kv-pages", metavar="N", type=_positive_int, help="KV pages (default: what the request needs)")
+
+
+def _strategy_of(args: argparse.Namespace) -> RevealStrategy:
+    if args.quota is not None:
+        return ConfidenceQuota(args.quota)
+    if args.dynamic is not None:
+        return ConfidenceDynamic(args.dynamic)
+    if args.random:
+        return RandomReveal()
+    return ConfidenceThreshold(DEFAULT_CONFIDENCE_THRESHOLD if args.threshold is None else args.threshold)
+
+
+def _token_ids(text: str) -> tuple[int, ...]:
+    if not text.strip():
+        return ()
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be whole numbers with commas between, not {text!r}") from None
+
+
+def _positive_s(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return value
+
+
+def _positive_int(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _address_argument(text: str) -> str:
+    try:
+        return _address(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _address(text: str) -> str:
+    host, separator, port = text.rpartition(":")
+    if not (separator and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(f"the gateway's address must be host:port, not {text!r}")
+    return text

@@ -1,0 +1,83 @@
+"""Folders of running clusters: where a cluster's logs lie, and how `sangam status` finds its scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.cli.default_model import cache_dir
+from common.errors import SangamError
+
+CLUSTER_FILE = "cluster.json"
+
+
+class NoCluster(SangamError):
+    """No running cluster, or more than one, where exactly one is needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCluster:
+    """What a cluster wrote down about itself: its supervisor's pid, host:port of gateway and scheduler, its mode."""
+
+    pid: int
+    gateway: str
+    scheduler: str
+    mode: str
+
+    def write(self, run_dir: Path) -> None:
+        """Leave the facts in the run folder."""
+        (run_dir / CLUSTER_FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def runs_dir() -> Path:
+    """The folder that holds a folder per run."""
+    return cache_dir() / "run"
+
+
+def new_run_dir() -> Path:
+    """A fresh folder for this process' run; folders of runs that are over are removed first."""
+    for old in runs_dir().glob("*"):
+        if old.name.isdecimal() and not _is_running(int(old.name)):
+            shutil.rmtree(old, ignore_errors=True)
+    run_dir = runs_dir() / str(os.getpid())
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    return run_dir
+
+
+def read_cluster_file(run_dir: Path) -> RunningCluster | None:
+    """The cluster that runs in this folder, or None."""
+    try:
+        cluster = RunningCluster(**json.loads((run_dir / CLUSTER_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return cluster if _is_running(cluster.pid) else None
+
+
+def find_scheduler(address: str) -> str:
+    """host:port of the scheduler to talk to: `address` if given, else that of the one cluster of this user.
+
+    Raises NoCluster when there is none, or no telling which.
+    """
+    if address:
+        return address
+    found = [cluster for run_dir in sorted(runs_dir().glob("*")) if (cluster := read_cluster_file(run_dir))]
+    if not found:
+        raise NoCluster("no cluster of yours is running here; start one with `sangam up`, or name its --address")
+    if len(found) > 1:
+        choices = ", ".join(f"{cluster.scheduler} (gateway {cluster.gateway})" for cluster in found)
+        raise NoCluster(f"several clusters are running; choose one with --address: {choices}")
+    return found[0].scheduler
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,130 @@
+"""Show the cluster as its scheduler sees it: workers, pages, prefill load, queues."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from typing import Any
+
+import grpc.aio
+
+from common.cli.run_dir import find_scheduler
+from common.cli.table import render_table
+from common.errors import Reason, WireError
+from common.rpc.channel import open_channel
+from common.rpc.convert import role_from_proto, serving_mode_from_proto
+from common.rpc.status import wire_error
+from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+TIMEOUT_S = 5.0
+
+_HEADER = (
+    *("worker", "role", "incarnation", "address", "pages free", "pages", "prefill tokens"),
+    *("deficit", "decodes", "queued prefills", "state"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sangam status`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_address_argument(parser)
+
+
+def add_address_argument(parser: argparse.ArgumentParser) -> None:
+    """The flag that names a scheduler."""
+    parser.add_argument(
+        "--address",
+        default=os.environ.get("SANGAM_SCHEDULER_ADDRESS", ""),
+        metavar="HOST:PORT",
+        help="the scheduler (default: $SANGAM_SCHEDULER_ADDRESS, else the cluster you started with `sangam up`)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns 0. Raises NoCluster, or WireError when the scheduler cannot be asked."""
+    state = asyncio.run(fetch_state(find_scheduler(args.address)))
+    print(json.dumps(facts(state), indent=2) if args.json else render(state))
+    return 0
+
+
+async def fetch_state(address: str) -> scheduler_pb2.GetClusterStateResponse:
+    """Ask the scheduler at `address`. Raises WireError."""
+    async with open_channel(address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        try:
+            return await stub.GetClusterState(scheduler_pb2.GetClusterStateRequest(), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise scheduler_error(error, address) from None
+
+
+def scheduler_error(error: grpc.aio.AioRpcError, address: str) -> WireError:
+    """What a failed call to the scheduler means to a person."""
+    known = wire_error(error)
+    if known.reason is not Reason.PEER_LOST:
+        return known
+    return WireError(known.reason, f"no scheduler answers at {address} (`sangam up` prints the right address)")
+
+
+def facts(state: scheduler_pb2.GetClusterStateResponse) -> dict[str, Any]:
+    """The cluster as plain values; names carry their units as in the protos."""
+    return {
+        "mode": serving_mode_from_proto(state.mode).value,
+        "overload_threshold_tokens": state.overload_threshold_tokens,
+        "queued_blocks": state.queued_blocks,
+        "waiting_decode_blocks": state.waiting_decode_blocks,
+        "running_requests": state.running_requests,
+        "ended_requests": state.ended_requests,
+        "workers": [_worker_facts(worker) for worker in state.workers],
+    }
+
+
+def _worker_facts(worker: scheduler_pb2.WorkerState) -> dict[str, Any]:
+    report = worker.report
+    return {
+        "worker_id": worker.life.worker_id,
+        "role": role_from_proto(worker.role).value,
+        "incarnation": worker.life.incarnation,
+        "address": worker.address,
+        "draining": worker.draining,
+        "pages_total": worker.pages_total,
+        "pages_free": worker.pages_free,
+        "outstanding_prefill_tokens": worker.outstanding_prefill_tokens,
+        "active_decodes": worker.active_decodes,
+        "token_budget_tokens": worker.token_budget_tokens,
+        "reported": {
+            "iteration": report.iteration,
+            "deficit_tokens": report.deficit_tokens,
+            "free_pages": report.free_pages,
+            "active_decodes": report.active_decodes,
+            "queued_prefills": report.queued_prefills,
+            "queued_prefill_tokens": report.queued_prefill_tokens,
+            "retained_blocks": report.retained_blocks,
+        }
+        if worker.HasField("report")
+        else None,
+    }
+
+
+def render(state: scheduler_pb2.GetClusterStateResponse) -> str:
+    """The cluster as a table for a person."""
+    queue = (
+        f"{serving_mode_from_proto(state.mode).value} mode: {state.running_requests} requests running, "
+        f"{state.queued_blocks} blocks queued for prefill, {state.waiting_decode_blocks} waiting for decode memory, "
+        f"{state.ended_requests} requests ended"
+    )
+    if not state.workers:
+        return f"{queue}\n  no worker is registered"
+    return f"{queue}\n{render_table(_HEADER, [_row(_worker_facts(worker)) for worker in state.workers])}"
+
+
+def _row(worker: dict[str, Any]) -> tuple[str, ...]:
+    reported = worker["reported"] or {}
+    return (
+        *(worker["worker_id"], worker["role"], str(worker["incarnation"]), worker["address"]),
+        *(str(worker["pages_free"]), str(worker["pages_total"]), str(worker["outstanding_prefill_tokens"])),
+        *(str(reported.get("deficit_tokens", "-")), str(worker["active_decodes"])),
+        str(reported.get("queued_prefills", "-")),
+        "draining" if worker["draining"] else "serving",
+    )

@@ -1,0 +1,224 @@
+"""One service process under supervision: started, watched, restarted with back-off, stopped.
+
+A process is tethered to this one (`common.cli.tethered`), lives in a session of its own so that a terminal's Ctrl-C
+reaches only the supervisor, and says that it serves by writing a ready file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sangam
+from common.errors import SangamError
+
+READY_POLL_S = 0.02
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 10.0
+STEADY_LIFE_S = 30.0
+"""A process that lived this long starts anew with the first back-off."""
+LAST_LOG_LINES = 12
+
+
+class ServiceFailed(SangamError):
+    """A service did not come up; the text holds its last log lines and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """How to run one service: `python -m module arguments`, with `port` (0: any free one) kept over restarts."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyInfo:
+    """What a service wrote when it began to serve: host:port, its process id, and a worker's incarnation (else 0)."""
+
+    address: str
+    pid: int
+    incarnation: int
+
+
+def read_ready_file(path: Path) -> ReadyInfo | None:
+    """The service's announcement, or None while there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return ReadyInfo(
+        address=str(found["address"]), pid=int(found["pid"]), incarnation=int(found.get("incarnation") or 0)
+    )
+
+
+def child_environment() -> dict[str, str]:
+    """This environment, with the import roots of this very installation first, wherever it was started from."""
+    roots = [str(Path(__file__).resolve().parents[2]), str(Path(next(iter(sangam.__path__))).resolve().parent)]
+    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*dict.fromkeys(roots), *inherited]), "PYTHONUNBUFFERED": "1"}
+
+
+class ManagedProcess:
+    """Keeps one service running until stopped; `say` gets a line for a person whenever something happens to it."""
+
+    def __init__(self, spec: ProcessSpec, *, run_dir: Path, say: Callable[[str], None]) -> None:
+        self.spec = spec
+        self.log_path = run_dir / f"{spec.name}.log"
+        self.ready: ReadyInfo | None = None
+        self.restarts = 0
+        self._ready_path = run_dir / f"{spec.name}.ready.json"
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._port = spec.port
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the present life, or None between lives."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if self._process is not None and running else None
+
+    @property
+    def address(self) -> str:
+        """host:port where the service serves; only after `start`."""
+        assert self.ready is not None, f"{self.spec.name} has not started"
+        return self.ready.address
+
+    async def start(self, *, timeout_s: float) -> None:
+        """Start the process and wait until it serves. Raises `ServiceFailed` when it ends or takes too long."""
+        await self._spawn()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._await_ready()
+        except TimeoutError:
+            raise ServiceFailed(self._failure(f"did not serve within {timeout_s:.0f} s")) from None
+
+    async def supervise(self) -> None:
+        """Restart the process whenever it ends unasked, with a growing back-off; return once it ended by request.
+
+        A life that ends with exit code 0 (a drained worker) is not restarted.
+        """
+        loop = asyncio.get_running_loop()
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            born = loop.time()
+            assert self._process is not None, "start comes before supervise"
+            code = await self._process.wait()
+            if self._stopping:
+                return
+            if code == 0:
+                self._say(f"{self.spec.name} has ended by itself (drained); it is not restarted")
+                return
+            if loop.time() - born > STEADY_LIFE_S:
+                backoff_s = FIRST_BACKOFF_S
+            self._say(f"{self.spec.name} died ({describe_exit(code)}); restarting it in {backoff_s:g} s")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
+            await self._restart()
+
+    async def stop(self, *, grace_s: float) -> int | None:
+        """Ask the process to end (SIGTERM), and insist (SIGKILL) after `grace_s`. Returns its exit code."""
+        self._stopping = True
+        if self._process is None:
+            return None
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await self._process.wait()
+        except TimeoutError:
+            self._say(f"{self.spec.name} did not stop within {grace_s:.0f} s; killing it")
+            self._signal(signal.SIGKILL)
+            return await self._process.wait()
+
+    async def _restart(self) -> None:
+        if self._stopping:
+            return
+        await self._spawn()
+        self.restarts += 1
+        with contextlib.suppress(ServiceFailed):
+            # A life that ends before it serves is seen by `supervise` all the same.
+            await self._await_ready()
+            self._say(f"{self.spec.name} is back (pid {self.pid}, {self.address})")
+
+    async def _spawn(self) -> None:
+        self._ready_path.unlink(missing_ok=True)
+        self.ready = None
+        arguments = (*self.spec.arguments, "--port", str(self._port), "--ready-file", str(self._ready_path))
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "common.cli.tethered", str(os.getpid()), self.spec.module, *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=child_environment(),
+            )
+
+    async def _await_ready(self) -> None:
+        while (ready := read_ready_file(self._ready_path)) is None:
+            process = self._process
+            assert process is not None, "spawned before waiting"
+            if process.returncode is not None:
+                raise ServiceFailed(self._failure(f"ended while starting ({describe_exit(process.returncode)})"))
+            await asyncio.sleep(READY_POLL_S)
+        self.ready = ready
+        # A restarted service keeps its place: others hold its address.
+        self._port = int(ready.address.rpartition(":")[2])
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def _failure(self, what: str) -> str:
+        lines = last_lines(self.log_path)
+        shown = "\n".join(f"    {line}" for line in lines) or "    (nothing)"
+        return f"{self.spec.name} {what}. Its last words:\n{shown}\n  {advice(lines)} Whole log: {self.log_path}"
+
+
+def describe_exit(code: int) -> str:
+    """Words for an exit code as the subprocess modules give it (negative: a signal)."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def last_lines(path: Path, count: int = LAST_LOG_LINES) -> list[str]:
+    """The last lines of a log file, none when there is no file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    except FileNotFoundError:
+        return []
+
+
+def advice(lines: Sequence[str]) -> str:
+    """What a person can do about a service that ended with these last lines."""
+    text = "\n".join(lines)
+    hints = (
+        ("in use", "Another program has that port: choose one with --grpc-port."),
+        ("Failed to bind", "That port cannot be had: choose one with --grpc-port."),
+        ("out of memory", "Give it fewer pages with --kv-pages, or start fewer workers."),
+        ("No module named", "The installation is incomplete: run `make install`."),
+        ("CUDA", "Check --device; `--device cpu` always works."),
+    )
+    return next((hint for sign, hint in hints if sign in text), "If that does not help, try --log-level debug.")
+
+
+async def stop_all(processes: Sequence[ManagedProcess], *, grace_s: float) -> None:
+    """Stop these side by side."""
+    async with asyncio.TaskGroup() as group:
+        for process in processes:
+            group.create_task(process.stop(grace_s=grace_s))

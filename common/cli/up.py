@@ -1,0 +1,172 @@
+"""Start a cluster on this machine and keep it running until Ctrl-C; a service that dies is restarted."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from pathlib import Path
+
+from common.checkpoint import check_checkpoint
+from common.cli.cluster import Cluster, ClusterConfig
+from common.cli.default_model import default_model_dir
+from common.cli.interrupt import Interrupted, run_interruptible
+from common.cli.run_dir import new_run_dir
+from common.cli.supervisor import ServiceFailed
+from common.cli.table import render_table
+from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
+from common.core.ids import ServingMode
+from common.errors import ConfigError
+
+PROG = "sangam up"
+DEFAULT_GRPC_PORT = 50051
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `sangam up`."""
+    add_cluster_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="interface the gateway listens on (default %(default)s)")
+    parser.add_argument(
+        "--grpc-port",
+        type=int,
+        default=DEFAULT_GRPC_PORT,
+        metavar="P",
+        help="the gateway's port (default %(default)s)",
+    )
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that every command shares which starts a cluster."""
+    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint folder (default: a small random model)")
+    parser.add_argument(
+        "--mode",
+        type=ServingMode,
+        choices=list(ServingMode),
+        default=ServingMode.HYBRID,
+        metavar="|".join(mode.value for mode in ServingMode),
+        help="how prefills and decodes share the workers (default hybrid)",
+    )
+    parser.add_argument("--prefill-workers", type=int, metavar="N", help="prefill workers (default 1; colocated: 0)")
+    parser.add_argument("--decode-workers", type=int, default=1, metavar="M", help="decode workers (default 1)")
+    parser.add_argument(
+        "--token-budget",
+        type=int,
+        default=DEFAULT_TOKEN_BUDGET_TOKENS,
+        metavar="TAU",
+        help="query tokens one worker iteration may spend (default %(default)s)",
+    )
+    parser.add_argument(
+        "--overload-threshold",
+        type=int,
+        default=DEFAULT_OVERLOAD_THRESHOLD_TOKENS,
+        metavar="THETA",
+        help="outstanding prefill tokens at which a worker counts as overloaded (default %(default)s)",
+    )
+    parser.add_argument("--device", default="cpu", help="torch device of the workers: cpu, cuda:0 (default cpu)")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="type of weights and K/V (default auto: float32 on cpu, bfloat16 on cuda)",
+    )
+    parser.add_argument("--kv-pages", type=int, default=0, metavar="N", help="KV pages per worker (default: what fits)")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns 0 after Ctrl-C, 1 when a service failed. Raises ConfigError or CheckpointError."""
+    check_port_free(args.host, args.grpc_port)
+    config = cluster_config(args, host=args.host, grpc_port=args.grpc_port)
+    try:
+        run_interruptible(_serve(config))
+    except Interrupted:
+        say("stopped")
+        return 0
+    except ServiceFailed as error:
+        print(f"{PROG}: error: {error}", file=sys.stderr)
+        return 1
+    return 1
+
+
+def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> ClusterConfig:
+    """What the flags ask for, checked before any process starts. Raises ConfigError or CheckpointError."""
+    mode: ServingMode = args.mode
+    prefill_workers = args.prefill_workers
+    if prefill_workers is None:
+        prefill_workers = 0 if mode is ServingMode.COLOCATED else 1
+    _check_counts(args, mode, prefill_workers)
+    model_dir: Path = (args.model or default_model_dir()).absolute()
+    check_checkpoint(model_dir)
+    return ClusterConfig(
+        model_dir=model_dir,
+        run_dir=(args.run_dir or new_run_dir()).absolute(),
+        mode=mode,
+        prefill_workers=prefill_workers,
+        decode_workers=args.decode_workers,
+        host=host,
+        grpc_port=grpc_port,
+        token_budget_tokens=args.token_budget,
+        overload_threshold_tokens=args.overload_threshold,
+        device=args.device,
+        dtype=args.dtype,
+        kv_pages=args.kv_pages,
+        log_level=args.log_level,
+    )
+
+
+def _check_counts(args: argparse.Namespace, mode: ServingMode, prefill_workers: int) -> None:
+    minimums = {"decode_workers": 1, "token_budget": 1, "overload_threshold": 1, "kv_pages": 0}
+    for name, minimum in minimums.items():
+        if getattr(args, name) < minimum:
+            raise ConfigError(f"--{name.replace('_', '-')}: must be {minimum} or more, not {getattr(args, name)}")
+    least = 1 if mode is ServingMode.DISAGGREGATED else 0
+    most = 0 if mode is ServingMode.COLOCATED else None
+    if prefill_workers < least or (most is not None and prefill_workers > most):
+        allowed = "0" if most == 0 else f"{least} or more"
+        raise ConfigError(f"--prefill-workers: must be {allowed} in {mode.value} mode, not {prefill_workers}")
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raise ConfigError when nothing can listen there (0: any free port is fine)."""
+    if not 0 <= port < 65536:
+        raise ConfigError(f"--grpc-port: must be within 0..65535, not {port}")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--host {host} --grpc-port {port}: cannot listen there ({reason}); try another") from None
+
+
+def say(line: str) -> None:
+    """A line of progress for a person."""
+    print(f"{PROG}: {line}", file=sys.stderr, flush=True)
+
+
+async def _serve(config: ClusterConfig) -> None:
+    async with Cluster(config, say=say) as cluster:
+        print(banner(cluster), flush=True)
+        await cluster.watch()
+
+
+def banner(cluster: Cluster) -> str:
+    """Where everything is, and how to call it."""
+    config, pids = cluster.config, cluster.processes
+    rows = [(name, address, str(pids.get(name, "-"))) for name, address in cluster.addresses.items()]
+    port = cluster.gateway_address.rpartition(":")[2]
+    target = "" if port == str(DEFAULT_GRPC_PORT) else f" --address {cluster.gateway_address}"
+    return "\n".join(
+        [
+            f"{config.model_dir.name} is served in {config.mode.value} mode",
+            "",
+            render_table(("service", "address", "pid"), rows),
+            "",
+            f'  try    sangam generate --prompt "Hello" --max-tokens 32{target}',
+            f"  state  sangam status --address {cluster.scheduler_address}",
+            f"  logs   {config.run_dir}",
+            "  stop   Ctrl-C",
+        ]
+    )

@@ -1,0 +1,322 @@
+"""Moves blocks through their lives: every step changes record, ledger and lines together, and says what it takes.
+
+`SchedulerCore` decides when; nothing here chooses a worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.core.effects import (
+    CallDecode,
+    CallPrefill,
+    CancelCall,
+    FailRequest,
+    FenceWorker,
+    FinishRequest,
+    PublishBlock,
+    PublishStep,
+    ReleaseKv,
+    SchedulerEffect,
+)
+from common.core.fleet import Fleet
+from common.core.ids import CallId, Role, ServingMode, WorkerLife
+from common.core.reasons import message_for
+from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState
+from common.core.request_book import RequestBook
+from common.core.scheduler_config import SchedulerConfig
+from common.core.timers import TimerKind, Timers
+from common.core.work import BlockCompletion, KvHandle, KvSource, LocalPrefill, NoKv, RemoteKv, StepDelta
+from common.core.worker_account import WorkerAccount
+from common.errors import Reason
+
+
+class BlockFlow:
+    """State of the scheduler and its primitive moves. `now` is set by the core before each event.
+
+    `changed` becomes True whenever something was freed or began to wait, so that placement is worth another look.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.fleet = Fleet(config)
+        self.book = RequestBook()
+        self.timers = Timers()
+        self.now = 0.0
+        self.changed = False
+        self.replay_divergences = 0
+        self.placements = 0
+        self._calls: dict[CallId, Call] = {}
+        self._effects: list[SchedulerEffect] = []
+
+    def take_effects(self) -> list[SchedulerEffect]:
+        """Effects since the last time, in order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def emit(self, effect: SchedulerEffect) -> None:
+        """Add an effect."""
+        self._effects.append(effect)
+
+    def live(self, call_id: CallId) -> tuple[Call, Request, WorkerAccount] | None:
+        """The call with its request and worker, if it is still its request's newest; else its answer is dropped."""
+        call = self._calls.get(call_id)
+        if call is None:
+            return None
+        request = self.book.get(call.request_id)
+        account = self.fleet.get(call.target)
+        assert request is not None and request.call is call and account is not None, call
+        return call, request, account
+
+    def start_prefill(self, request: Request, account: WorkerAccount) -> None:
+        """Place the block's prefill; on a decode worker the whole block runs there."""
+        local = account.spec.role is Role.DECODE
+        call = self._open_call(request, account, CallKind.LOCAL_DECODE if local else CallKind.PREFILL)
+        overflow = local and self.config.mode is ServingMode.HYBRID
+        request.cost.begin_attempt(prefill_worker_id=account.life.worker_id, overflow=overflow)
+        if local:
+            self._call_decode(request, call, LocalPrefill(), BlockState.DECODING)
+            return
+        request.move(BlockState.PREFILLING, self.now)
+        self.emit(
+            CallPrefill(
+                call_id=call.call_id, target=call.target, work=request.work(), deadline_s=self._time_left_s(request)
+            )
+        )
+
+    def start_decode(self, request: Request, account: WorkerAccount) -> None:
+        """Place a prefilled block's decode."""
+        prefilled = request.prefilled
+        assert prefilled is not None, request.id
+        self.timers.cancel(TimerKind.LEASE, request.id)
+        if prefilled.handle is None:
+            call = self._open_call(request, account, CallKind.NO_KV_DECODE)
+            self._call_decode(request, call, NoKv(first=prefilled.first), BlockState.DECODING)
+            return
+        handle = replace(prefilled.handle, lease_s=prefilled.lease_ends_s - self.now)
+        call = self._open_call(request, account, CallKind.REMOTE_DECODE)
+        self._call_decode(request, call, RemoteKv(handle=handle, first=prefilled.first), BlockState.TRANSFERRING)
+
+    def end_call(self, request: Request, *, cancel: bool) -> None:
+        """The request's call is over (`cancel`: by our own order); its reservations come back."""
+        call = request.call
+        assert call is not None, request.id
+        self._forget_call(request, call)
+        account = self.fleet.get(call.target)
+        if account is not None:
+            account.close_call(call.call_id)
+        if not cancel:
+            return
+        self.emit(CancelCall(call_id=call.call_id))
+        if account is not None and call.kind is CallKind.PREFILL:
+            # Its answer may be on the way already, with K/V kept for a decode that will not come.
+            self.emit(ReleaseKv(owner=call.target, attempt=request.block_attempt))
+
+    def keep_prefilled(self, request: Request, account: WorkerAccount, first: StepDelta, kv: KvHandle | None) -> None:
+        """The prefill is done and the block needs a decode: its K/V stays at the owner (None: cache mode none)."""
+        lease_ends_s = float("inf")
+        if kv is None:
+            self.end_call(request, cancel=False)
+        else:
+            call = request.call
+            assert call is not None, request.id
+            self._forget_call(request, call)
+            account.retain(call.call_id, request.block_attempt)
+            lease_ends_s = self.now + kv.lease_s
+        request.prefilled = Prefilled(owner=account.spec, first=first, handle=kv, lease_ends_s=lease_ends_s)
+        self.await_decode(request)
+
+    def await_decode(self, request: Request) -> None:
+        """Wait for decode memory with what the prefill left."""
+        prefilled = request.prefilled
+        assert prefilled is not None, request.id
+        request.move(BlockState.KV_READY, self.now)
+        request.cost.wait(self.now)
+        self.book.wait_decode(request)
+        if prefilled.handle is not None:
+            self.timers.set(TimerKind.LEASE, request.id, prefilled.lease_ends_s)
+        self.changed = True
+
+    def await_prefill(self, request: Request) -> None:
+        """Wait for a prefill, as the current attempt."""
+        request.move(BlockState.WAITING_PREFILL, self.now)
+        request.cost.wait(self.now)
+        self.book.wait_prefill(request)
+        self.changed = True
+
+    def has_kv(self, request: Request) -> bool:
+        """Whether what the prefill left can still be decoded from (always so in cache mode none)."""
+        prefilled = request.prefilled
+        if prefilled is None or prefilled.handle is None:
+            return prefilled is not None
+        account = self.fleet.get(prefilled.owner.life)
+        held = account is not None and request.block_attempt in account.pages.held
+        return held and prefilled.lease_ends_s > self.now
+
+    def kv_arrived(self, request: Request, *, transfer_s: float, transfer_bytes: int) -> None:
+        """The decode worker holds the K/V: the prefill side's pages are free."""
+        self._forget_kv(request)
+        request.cost.kv_arrived(self.now, transfer_s=transfer_s, transfer_bytes=transfer_bytes)
+        request.move(BlockState.DECODING, self.now)
+
+    def release_kv(self, handle: KvHandle) -> None:
+        """An answer nobody waits for left K/V behind: have it freed, unless it is what the request lives on."""
+        request = self.book.get(handle.attempt.request_id)
+        current = request is not None and request.block_attempt == handle.attempt
+        if not current and self.fleet.get(handle.owner) is not None:
+            self.emit(ReleaseKv(owner=handle.owner, attempt=handle.attempt))
+
+    def retry(self, request: Request) -> None:
+        """Give the current attempt up; the next one starts at the prefill, or the request fails at the limit."""
+        self._give_up(request)
+        request.start_attempt()
+        if request.attempt >= self.config.max_attempts:
+            self.fail(request, Reason.ATTEMPTS_EXHAUSTED)
+        else:
+            self.await_prefill(request)
+
+    def reveal(self, request: Request, delta: StepDelta) -> None:
+        """Publish what is new in a well-formed delta."""
+        fresh, differing = request.reveal(delta)
+        self.replay_divergences += differing
+        if fresh is not None:
+            self.emit(PublishStep(request_id=request.id, block=request.block, step=fresh))
+
+    def commit(self, request: Request, completion: BlockCompletion) -> None:
+        """The block's last call has ended with this completion: on to the next block, or done."""
+        if not request.is_complete(completion):
+            self.fail(request, Reason.INTERNAL)
+            return
+        request.move(BlockState.COMMITTED, self.now)
+        placement = request.cost.placement(
+            block=request.block, attempts=request.attempt + 1, completion=completion, now=self.now
+        )
+        self.emit(PublishBlock(request_id=request.id, placement=placement))
+        if completion.finish is not None:
+            self._close(request, RequestState.FINISHED)
+            self.emit(FinishRequest(request_id=request.id, finish=completion.finish))
+            return
+        request.start_next_block(self.now)
+        self.await_prefill(request)
+
+    def fail(self, request: Request, reason: Reason, *, message: str = "", field: str = "") -> None:
+        """End the request badly, wherever it is; all it holds is freed."""
+        self.end_early(request, RequestState.FAILED, reason, message=message, field=field)
+
+    def end_early(
+        self, request: Request, end: RequestState, reason: Reason, *, message: str = "", field: str = ""
+    ) -> None:
+        """End the request before its time: FAILED or CANCELLED."""
+        self._give_up(request)
+        self._close(request, end)
+        text = message or message_for(reason)
+        self.emit(FailRequest(request_id=request.id, reason=reason, message=text, field=field))
+
+    def lose(self, life: WorkerLife) -> None:
+        """That life is over: its calls and the K/V it kept are gone. Knowing so twice changes nothing."""
+        account = self.fleet.remove(life)
+        if account is None:
+            return
+        self.changed = True
+        self.emit(FenceWorker(life=life))
+        for call_id in account.calls:
+            request = self.book.get(self._calls[call_id].request_id)
+            assert request is not None, call_id
+            self.retry(request)
+        for attempt in account.retained:
+            request = self.book.get(attempt.request_id)
+            # A transfer under way may have brought everything across; its own call will say.
+            if request is not None and request.block_state is BlockState.KV_READY and request.block_attempt == attempt:
+                self.retry(request)
+
+    def back_off(self, account: WorkerAccount, until_s: float) -> None:
+        """Give the worker nothing new until then."""
+        account.back_off(until_s)
+        self.timers.set(TimerKind.BACKOFF, account.life.worker_id, account.backoff_until_s)
+
+    def suspect(self, account: WorkerAccount) -> None:
+        """A call involving the worker broke. Failures during a back-off are part of the same incident."""
+        if account.backoff_until_s <= self.now:
+            until_s = account.suspect(self.now, first_s=self.config.peer_backoff_s)
+            self.timers.set(TimerKind.BACKOFF, account.life.worker_id, until_s)
+
+    def check(self) -> None:
+        """Assert that records, ledger and lines agree; with no request alive, that nothing is held."""
+        self.book.check()
+        for account in self.fleet.accounts:
+            account.check()
+            assert all(self._calls[call_id].target == account.life for call_id in account.calls), account.life
+            assert len(self.book) or not account.pages.held, f"{account.life} holds pages for nobody"
+        for call in self._calls.values():
+            found = self.live(call.call_id)
+            assert found is not None and call.call_id in found[2].pages.held, call
+        assert len(self.book) or not self._calls, "calls for nobody"
+
+    def _open_call(self, request: Request, account: WorkerAccount, kind: CallKind) -> Call:
+        assert request.call is None, request.id
+        self.book.leave_lines(request)
+        self.book.mark_running(request, self.now)
+        self.placements += 1
+        call = Call(
+            call_id=CallId(self.placements),
+            request_id=request.id,
+            target=account.life,
+            kind=kind,
+            placed_s=self.now,
+        )
+        account.open_call(
+            call.call_id,
+            canvas_tokens=request.spec.canvas_tokens,
+            prefills=kind in (CallKind.PREFILL, CallKind.LOCAL_DECODE),
+            decodes=kind is not CallKind.PREFILL,
+        )
+        self._calls[call.call_id] = request.call = call
+        request.cost.place(self.now)
+        return call
+
+    def _call_decode(self, request: Request, call: Call, source: KvSource, state: BlockState) -> None:
+        request.cost.begin_decode(self.now, decode_worker_id=call.target.worker_id)
+        request.move(state, self.now)
+        self.emit(
+            CallDecode(
+                call_id=call.call_id,
+                target=call.target,
+                work=request.work(),
+                source=source,
+                deadline_s=self._time_left_s(request),
+            )
+        )
+
+    def _forget_call(self, request: Request, call: Call) -> None:
+        del self._calls[call.call_id]
+        request.call = None
+        self.changed = True
+
+    def _forget_kv(self, request: Request) -> bool:
+        """Stop counting the K/V kept for the request; True when it was counted until now."""
+        prefilled, request.prefilled = request.prefilled, None
+        if prefilled is None or prefilled.handle is None:
+            return False
+        self.timers.cancel(TimerKind.LEASE, request.id)
+        account = self.fleet.get(prefilled.owner.life)
+        released = account is not None and account.release_retained(request.block_attempt)
+        self.changed |= released
+        return released
+
+    def _give_up(self, request: Request) -> None:
+        """Cancel the request's call, free its K/V, leave its line."""
+        self.book.leave_lines(request)
+        if request.call is not None:
+            self.end_call(request, cancel=True)
+        prefilled = request.prefilled
+        if self._forget_kv(request) and prefilled is not None:
+            self.emit(ReleaseKv(owner=prefilled.owner.life, attempt=request.block_attempt))
+
+    def _close(self, request: Request, end: RequestState) -> None:
+        self.timers.cancel(TimerKind.DEADLINE, request.id)
+        self.book.close(request, end, self.now)
+        # Even one that held nothing may have been the head that others waited behind.
+        self.changed = True
+
+    def _time_left_s(self, request: Request) -> float | None:
+        return None if request.deadline_at_s is None else request.deadline_at_s - self.now

@@ -1,0 +1,57 @@
+"""The one place for default values of policy settings. Configs, CLI and simulator import them from here."""
+
+from __future__ import annotations
+
+DEFAULT_TOKEN_BUDGET_TOKENS = 1024
+"""τ: query tokens one worker iteration may spend (Algorithm 1)."""
+
+DEFAULT_OVERLOAD_THRESHOLD_TOKENS = 16384
+"""θ: outstanding prefill tokens at which a worker takes no further prefill (Algorithm 2)."""
+
+DEFAULT_PAGE_SIZE_TOKENS = 16
+"""Canvas positions per KV page."""
+
+DEFAULT_MAX_BATCH_SIZE = 128
+"""Most decodes in one iteration."""
+
+DEFAULT_MAX_PREFILL_TOKENS_PER_BATCH = 4096
+"""Most canvas tokens a prefill worker packs into one forward; a longer canvas runs alone."""
+
+DEFAULT_KV_LEASE_S = 30.0
+"""How long a prefill worker keeps K/V for a decode worker that has not come for it."""
+
+DEFAULT_KV_PAGE_WAIT_S = 2.0
+"""How long a Decode call may wait at its worker for pages before it ends NO_KV_PAGES."""
+
+DEFAULT_NO_PAGES_BACKOFF_S = 0.05
+"""How long the scheduler leaves a worker alone after it answered NO_KV_PAGES."""
+
+DEFAULT_MAX_ATTEMPTS = 8
+"""Attempts at one block before its request fails with ATTEMPTS_EXHAUSTED."""
+
+DEFAULT_MAX_QUEUED_REQUESTS = 10_000
+"""Requests waiting for their first placement before the next is refused with QUEUE_FULL."""
+
+DEFAULT_MAX_INFLIGHT_REQUESTS = 4096
+"""Requests a gateway admits at once."""
+
+DEFAULT_MAX_INFLIGHT_TOKENS = 8_388_608
+"""Canvas tokens a gateway admits at once."""
+
+DEFAULT_HEARTBEAT_TIMEOUT_S = 3.0
+"""Longest silence of a worker before its life counts as over."""
+
+DEFAULT_HEARTBEAT_KEEPALIVE_S = 0.5
+"""Longest pause between two heartbeats of an idle worker."""
+
+DEFAULT_REPORT_INTERVAL_S = 0.02
+"""Shortest time between two iteration reports of one worker; reports in between are coalesced."""
+
+DEFAULT_PEER_BACKOFF_S = 0.25
+"""First back-off from a worker whose call broke; doubles with each failure in a row."""
+
+MAX_PEER_BACKOFF_S = 2.0
+"""Longest back-off from one worker: longer than that, its heartbeat decides."""
+
+MAX_REFUSALS_PER_ATTEMPT = 64
+"""NO_KV_PAGES answers to one attempt before it counts as a failed attempt, so that no request waits for ever."""

@@ -1,0 +1,43 @@
+"""How K/V lies in pages: two workers may exchange pages only when their layouts' fingerprints are equal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+LAYOUT_VERSION = 1
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """Facts that decide the bytes of a page and their meaning.
+
+    A page of one layer is K then V, each [page_size_tokens, n_kv_heads, head_dim] of `dtype`, little-endian. On the
+    wire a transfer runs over layers, then K before V, then pages in canvas order. `weights_fingerprint` is part of it:
+    another checkpoint's K/V has the same shape and a different meaning.
+    """
+
+    model_id: str
+    weights_fingerprint: str
+    dtype: str
+    page_size_tokens: int
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    version: int = LAYOUT_VERSION
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 over every field."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def page_bytes_per_layer(self) -> int:
+        """Bytes of one page in one layer, K and V together."""
+        return 2 * self.page_size_tokens * self.n_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    def block_bytes(self, pages: int) -> int:
+        """Bytes of `pages` pages over all layers: what one block's transfer moves."""
+        return pages * self.n_layers * self.page_bytes_per_layer

@@ -1,0 +1,144 @@
+"""Living requests and the lines they stand in: for a prefill, for decode memory, or parked."""
+
+from __future__ import annotations
+
+from common.core.ids import RequestId
+from common.core.keyed_heap import KeyedHeap
+from common.core.request import BlockState, Request, RequestState
+
+QueueKey = tuple[float, RequestId]
+
+
+class RequestBook:
+    """Every living request, each in at most one line. Nothing of an ended request stays.
+
+    Both lines are ordered by (first submit time, id): older requests' next blocks outrank newcomers.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[RequestId, Request] = {}
+        self._prefill_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
+        self._decode_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
+        self._parked: dict[RequestId, None] = {}
+        self._backlog: dict[RequestId, int] = {}
+        self._backlog_tokens = 0
+        self._unplaced = 0
+        self._ended = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._requests
+
+    @property
+    def queued_blocks(self) -> int:
+        """Blocks waiting for a prefill, parked ones included."""
+        return len(self._prefill_line) + len(self._parked)
+
+    @property
+    def parked_blocks(self) -> int:
+        """Blocks that fit no live worker."""
+        return len(self._parked)
+
+    @property
+    def waiting_decode_blocks(self) -> int:
+        """Prefilled blocks waiting for decode memory."""
+        return len(self._decode_line)
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Decode memory that those wait for, page-rounded."""
+        return self._backlog_tokens
+
+    @property
+    def unplaced_requests(self) -> int:
+        """Requests that were never placed."""
+        return self._unplaced
+
+    @property
+    def ended_requests(self) -> int:
+        """Requests that ended, well or badly, since the start."""
+        return self._ended
+
+    def get(self, request_id: RequestId) -> Request | None:
+        """The living request of that id."""
+        return self._requests.get(request_id)
+
+    def open(self, request: Request) -> None:
+        """A new request joins the prefill line."""
+        assert request.id not in self._requests, request.id
+        self._requests[request.id] = request
+        self._unplaced += 1
+        self.wait_prefill(request)
+
+    def close(self, request: Request, end: RequestState, now: float) -> None:
+        """The request is over; it is forgotten."""
+        self.leave_lines(request)
+        if request.state is RequestState.QUEUED:
+            self._unplaced -= 1
+        request.move_request(end, now)
+        del self._requests[request.id]
+        self._ended += 1
+
+    def mark_running(self, request: Request, now: float) -> None:
+        """The request is placed for the first time (later calls do nothing)."""
+        if request.state is RequestState.QUEUED:
+            request.move_request(RequestState.RUNNING, now)
+            self._unplaced -= 1
+
+    def wait_prefill(self, request: Request) -> None:
+        """Join the prefill line, at the place its age gives it."""
+        assert request.block_state is BlockState.WAITING_PREFILL, request.id
+        self._prefill_line.push(request.id, request.queue_key)
+
+    def wait_decode(self, request: Request) -> None:
+        """Join the line for decode memory."""
+        assert request.prefilled is not None and request.id not in self._backlog, request.id
+        self._decode_line.push(request.id, request.queue_key)
+        tokens = request.prefilled.page_rounded_tokens(request.spec.canvas_tokens)
+        self._backlog[request.id] = tokens
+        self._backlog_tokens += tokens
+
+    def park(self, request: Request) -> None:
+        """Step out of the prefill line without losing the place."""
+        self._prefill_line.discard(request.id)
+        self._parked[request.id] = None
+
+    def unpark(self, canvas_limit_tokens: int) -> None:
+        """Parked requests that fit now rejoin the prefill line."""
+        for request_id in list(self._parked):
+            request = self._requests[request_id]
+            if request.spec.canvas_tokens <= canvas_limit_tokens:
+                del self._parked[request_id]
+                self.wait_prefill(request)
+
+    def leave_lines(self, request: Request) -> None:
+        """Stand in no line."""
+        self._prefill_line.discard(request.id)
+        self._parked.pop(request.id, None)
+        if self._decode_line.discard(request.id):
+            self._backlog_tokens -= self._backlog.pop(request.id)
+
+    def prefill_head(self) -> Request | None:
+        """First in the prefill line."""
+        return self._head(self._prefill_line)
+
+    def decode_head(self) -> Request | None:
+        """First in the line for decode memory."""
+        return self._head(self._decode_line)
+
+    def check(self) -> None:
+        """Assert that every request stands where its state says."""
+        assert self._backlog_tokens == sum(self._backlog.values()) and len(self._backlog) == len(self._decode_line)
+        assert self._unplaced == sum(request.state is RequestState.QUEUED for request in self._requests.values())
+        for request in self._requests.values():
+            waits = (request.id in self._prefill_line) + (request.id in self._parked)
+            assert waits == (request.block_state is BlockState.WAITING_PREFILL), request.id
+            assert (request.id in self._decode_line) == (request.block_state is BlockState.KV_READY), request.id
+        lines = len(self._prefill_line) + len(self._parked) + len(self._decode_line)
+        assert lines <= len(self._requests), "a line holds someone who is gone"
+
+    def _head(self, line: KeyedHeap[RequestId, QueueKey]) -> Request | None:
+        head = line.peek()
+        return None if head is None else self._requests[head[0]]

@@ -1,0 +1,331 @@
+"""The scheduler's policy: requests, ledger and placement in all three modes. Events in, effects out.
+
+One queue over new requests and continuation blocks, strict head of line, keyed (first submit time, request id);
+prefills are bound to a worker as soon as one has room (reference notes, algorithms, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from common.core.block_flow import BlockFlow
+from common.core.cluster import ClusterView
+from common.core.effects import FinishRequest, SchedulerEffect
+from common.core.events import (
+    CallFailed,
+    DecodeCompleted,
+    DecodeKvReceived,
+    DecodeStepped,
+    KvLeaseEnded,
+    PrefillCompleted,
+    RequestCancelled,
+    RequestSubmitted,
+    SchedulerEvent,
+    Tick,
+    WorkerDraining,
+    WorkerLost,
+    WorkerRegistered,
+    WorkerReported,
+)
+from common.core.ids import RequestId, WorkerId, WorkerLife
+from common.core.params import CacheMode
+from common.core.placement import BlockNeed
+from common.core.recovery import Failure, recover
+from common.core.request import BlockState, Call, CallKind, Request, RequestState
+from common.core.scheduler_config import SchedulerConfig
+from common.core.submission import check_fits, check_room, check_spec, duplicate_id
+from common.core.timers import TimerKind
+from common.core.work import FinishReason, RequestSpec
+from common.errors import Reason
+
+
+class SchedulerCore:
+    """Decides what runs where. Each effect's outcome must come back as an event; order per call is kept by the shell.
+
+    Every request that was taken in ends with exactly one FinishRequest or FailRequest, also a cancelled one.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._flow = BlockFlow(config)
+
+    def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerEffect]:
+        """Take in one fact at time `now` (monotonic seconds).
+
+        Raises `WireError` for a RequestSubmitted that is refused, before anything has changed; never otherwise.
+        """
+        self._flow.now = now
+        if isinstance(event, RequestSubmitted):
+            self._check_submission(event.spec)
+        self._ring_due()
+        _HANDLERS[type(event)](self, event)
+        if self._flow.changed:
+            self._flow.changed = False
+            self._place()
+        return self._flow.take_effects()
+
+    def next_wakeup(self) -> float | None:
+        """When a Tick is due, or None."""
+        return self._flow.timers.next_due()
+
+    def is_live(self, life: WorkerLife) -> bool:
+        """Whether that life is registered and not over; a WorkerRegistered of an ended life changes nothing."""
+        return self._flow.fleet.get(life) is not None
+
+    @property
+    def queued_blocks(self) -> int:
+        """Blocks waiting for a prefill."""
+        return self._flow.book.queued_blocks
+
+    def view(self) -> ClusterView:
+        """A frozen snapshot."""
+        book, fleet = self._flow.book, self._flow.fleet
+        return ClusterView(
+            mode=self._config.mode,
+            workers=tuple(account.view() for account in fleet.accounts),
+            queued_blocks=book.queued_blocks,
+            parked_blocks=book.parked_blocks,
+            waiting_decode_blocks=book.waiting_decode_blocks,
+            running_requests=len(book),
+            ended_requests=book.ended_requests,
+            overload_threshold_tokens=self._config.overload_threshold_tokens,
+            replay_divergences=self._flow.replay_divergences,
+        )
+
+    def check_conservation(self) -> None:
+        """Assert that records, ledger and lines agree, and that an idle scheduler holds nothing."""
+        self._flow.check()
+
+    # Requests
+
+    def _check_submission(self, spec: RequestSpec) -> None:
+        check_spec(spec)
+        if spec.request_id in self._flow.book:
+            raise duplicate_id(spec)
+        limit_tokens = self._flow.fleet.canvas_limit_tokens
+        if limit_tokens is not None:
+            check_fits(spec, limit_tokens)
+        check_room(self._flow.book.unplaced_requests, self._config.max_queued_requests)
+
+    def _on_submitted(self, event: RequestSubmitted) -> None:
+        spec = event.spec
+        if len(spec.committed_token_ids) == spec.blocks * spec.block_length_tokens:
+            # Resumed after its last block was committed, before the client was told so.
+            self._flow.emit(FinishRequest(request_id=spec.request_id, finish=FinishReason.LENGTH))
+            return
+        fits_known = self._flow.fleet.canvas_limit_tokens is not None
+        request = Request.submitted(spec, self._flow.now, fits_known=fits_known)
+        self._flow.book.open(request)
+        self._flow.changed = True
+        if request.deadline_at_s is not None:
+            self._flow.timers.set(TimerKind.DEADLINE, request.id, request.deadline_at_s)
+
+    def _on_cancelled(self, event: RequestCancelled) -> None:
+        request = self._flow.book.get(event.request_id)
+        if request is not None:
+            self._flow.end_early(request, RequestState.CANCELLED, event.reason)
+
+    # Workers
+
+    def _on_registered(self, event: WorkerRegistered) -> None:
+        flow, life = self._flow, event.worker.life
+        if flow.fleet.is_stale(life) or flow.fleet.get(life) is not None:
+            return
+        older = flow.fleet.current(life.worker_id)
+        if older is not None:
+            flow.lose(older.life)
+        flow.fleet.add(event.worker)
+        flow.changed = True
+        if flow.fleet.canvas_limit_tokens is not None:
+            flow.book.unpark(flow.fleet.canvas_limit_tokens)
+
+    def _on_lost(self, event: WorkerLost) -> None:
+        self._flow.lose(event.life)
+
+    def _on_draining(self, event: WorkerDraining) -> None:
+        account = self._flow.fleet.get(event.life)
+        if account is not None and not account.draining:
+            self._flow.fleet.drain(account)
+            self._flow.changed = True
+
+    def _on_reported(self, event: WorkerReported) -> None:
+        account = self._flow.fleet.get(event.life)
+        if account is not None:
+            account.report = event.report
+
+    def _on_lease_ended(self, event: KvLeaseEnded) -> None:
+        flow = self._flow
+        account = flow.fleet.get(event.owner)
+        if account is None or not account.release_retained(event.attempt):
+            return
+        flow.changed = True
+        request = flow.book.get(event.attempt.request_id)
+        # In a transfer the decode call tells how it ended; waiting for decode memory, the K/V is lost.
+        if request is not None and request.block_state is BlockState.KV_READY:
+            flow.retry(request)
+
+    # Calls
+
+    def _on_prefill_completed(self, event: PrefillCompleted) -> None:
+        flow = self._flow
+        found = flow.live(event.call_id)
+        if found is None:
+            if event.kv is not None:
+                flow.release_kv(event.kv)
+            return
+        call, request, account = found
+        account.trust()
+        request.cost.prefill_s = flow.now - call.placed_s
+        if not self._is_lawful_prefill(event, call, request):
+            flow.fail(request, Reason.INTERNAL)
+            return
+        flow.reveal(request, event.first)
+        if event.completion is None:
+            flow.keep_prefilled(request, account, event.first, event.kv)
+            return
+        flow.end_call(request, cancel=False)
+        flow.commit(request, event.completion)
+
+    @staticmethod
+    def _is_lawful_prefill(event: PrefillCompleted, call: Call, request: Request) -> bool:
+        if call.kind is not CallKind.PREFILL or not request.is_well_formed(event.first):
+            return False
+        if event.kv is None:
+            return event.completion is not None or request.spec.cache_mode is CacheMode.NONE
+        rightful = event.kv.attempt == request.block_attempt and event.kv.owner == call.target
+        return rightful and event.completion is None
+
+    def _on_kv_received(self, event: DecodeKvReceived) -> None:
+        found = self._flow.live(event.call_id)
+        if found is None:
+            return
+        _, request, account = found
+        account.trust()
+        if request.block_state is BlockState.TRANSFERRING:
+            self._flow.kv_arrived(request, transfer_s=event.transfer_s, transfer_bytes=event.transfer_bytes)
+
+    def _on_stepped(self, event: DecodeStepped) -> None:
+        flow = self._flow
+        found = flow.live(event.call_id)
+        if found is None:
+            return
+        call, request, account = found
+        if call.kind is CallKind.PREFILL or not request.is_well_formed(event.step):
+            flow.fail(request, Reason.INTERNAL)
+            return
+        account.trust()
+        if account.prefill_done(call.call_id):
+            flow.changed = True
+        if request.block_state is BlockState.TRANSFERRING:
+            # Who steps has the K/V, whatever became of the message that says so.
+            flow.kv_arrived(request, transfer_s=0.0, transfer_bytes=0)
+        flow.reveal(request, event.step)
+
+    def _on_decode_completed(self, event: DecodeCompleted) -> None:
+        flow = self._flow
+        found = flow.live(event.call_id)
+        if found is None:
+            return
+        _, request, _ = found
+        if request.block_state is not BlockState.DECODING:
+            flow.fail(request, Reason.INTERNAL)
+            return
+        flow.end_call(request, cancel=False)
+        flow.commit(request, event.completion)
+
+    def _on_call_failed(self, event: CallFailed) -> None:
+        found = self._flow.live(event.call_id)
+        if found is not None:
+            recover(self._flow, Failure(*found, reason=event.reason))
+
+    # Time and placement
+
+    def _on_tick(self, event: Tick) -> None:
+        """Timers have rung already; a Tick itself asks for nothing."""
+
+    def _ring_due(self) -> None:
+        while (due := self._flow.timers.pop_due(self._flow.now)) is not None:
+            kind, name = due
+            self._flow.changed = True
+            request = None if kind is TimerKind.BACKOFF else self._flow.book.get(RequestId(name))
+            if request is None:
+                continue
+            if kind is TimerKind.DEADLINE:
+                self._flow.fail(request, Reason.DEADLINE_EXCEEDED)
+            elif request.block_state is BlockState.KV_READY:
+                self._flow.retry(request)
+
+    def _place(self) -> None:
+        """Give out what can be given: finished prefills first, they hold memory at two places' expense."""
+        while self._place_decode_head():
+            pass
+        while self._place_prefill_head():
+            pass
+        self._flow.changed = False
+
+    def _place_decode_head(self) -> bool:
+        flow = self._flow
+        request = flow.book.decode_head()
+        if request is None or request.prefilled is None:
+            return False
+        owner = request.prefilled.owner
+        if flow.fleet.stranded(owner, request.spec.canvas_tokens):
+            flow.retry(request)
+            return True
+        target = flow.fleet.decode_target(self._need(request, owner.life.worker_id), owner=owner, now=flow.now)
+        if target is not None:
+            flow.start_decode(request, target)
+        return target is not None
+
+    def _place_prefill_head(self) -> bool:
+        flow = self._flow
+        request = flow.book.prefill_head()
+        limit_tokens = flow.fleet.canvas_limit_tokens
+        if request is None or limit_tokens is None:
+            return False
+        if request.spec.canvas_tokens > limit_tokens:
+            self._set_aside(request)
+            return True
+        request.fits_known = True
+        target = flow.fleet.prefill_target(
+            self._need(request, None), backlog_tokens=flow.book.backlog_tokens, now=flow.now
+        )
+        if target is not None:
+            flow.start_prefill(request, target)
+        return target is not None
+
+    def _set_aside(self, request: Request) -> None:
+        """No live worker can hold it: fail it if that was never different, else let it wait for one that can."""
+        if request.fits_known:
+            self._flow.book.park(request)
+        else:
+            self._flow.fail(request, Reason.TOO_LONG, field="max_tokens")
+
+    def _need(self, request: Request, prefill_worker_id: WorkerId | None) -> BlockNeed:
+        return BlockNeed(
+            canvas_tokens=request.spec.canvas_tokens,
+            block_length_tokens=request.spec.block_length_tokens,
+            prefill_worker_id=prefill_worker_id,
+            turn=self._flow.placements,
+        )
+
+
+_HANDLERS: Mapping[type, Callable[[SchedulerCore, Any], None]] = MappingProxyType(
+    {
+        RequestSubmitted: SchedulerCore._on_submitted,
+        RequestCancelled: SchedulerCore._on_cancelled,
+        WorkerRegistered: SchedulerCore._on_registered,
+        WorkerLost: SchedulerCore._on_lost,
+        WorkerDraining: SchedulerCore._on_draining,
+        WorkerReported: SchedulerCore._on_reported,
+        PrefillCompleted: SchedulerCore._on_prefill_completed,
+        DecodeKvReceived: SchedulerCore._on_kv_received,
+        DecodeStepped: SchedulerCore._on_stepped,
+        DecodeCompleted: SchedulerCore._on_decode_completed,
+        CallFailed: SchedulerCore._on_call_failed,
+        KvLeaseEnded: SchedulerCore._on_lease_ended,
+        Tick: SchedulerCore._on_tick,
+    }
+)

@@ -1,0 +1,27 @@
+"""What a `WorkerCore` is told at birth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.core.ids import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCoreConfig:
+    """Limits of one worker. `eos_token_id` None: the model has no end of text.
+
+    `token_budget_tokens` and `max_batch_size` (decodes per iteration) bind the decode role,
+    `max_prefill_tokens_per_batch` and `kv_lease_s` the prefill role. `kv_page_wait_s`: how long a decode may wait for
+    pages before it is sent elsewhere (NO_KV_PAGES).
+    """
+
+    role: Role
+    pages_total: int
+    page_size_tokens: int
+    token_budget_tokens: int
+    max_prefill_tokens_per_batch: int
+    max_batch_size: int
+    kv_lease_s: float
+    kv_page_wait_s: float
+    eos_token_id: int | None

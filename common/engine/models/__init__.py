@@ -1,0 +1,1 @@
+"""The transformer that both families share, over fused weights."""

@@ -1,0 +1,72 @@
+"""Where K/V lies: handles, and the source a decode starts from."""
+
+from __future__ import annotations
+
+from common.core.work import KvHandle, KvSource, LocalPrefill, NoKv, RemoteKv
+from common.errors import InvalidRequest
+from common.rpc.convert.fields import join, milliseconds, non_empty, positive, require
+from common.rpc.convert.ids import (
+    block_attempt_from_proto,
+    block_attempt_to_proto,
+    worker_life_from_proto,
+    worker_life_to_proto,
+)
+from common.rpc.convert.progress import step_delta_from_proto, step_delta_to_proto
+from sangam.v1 import decode_pb2, types_pb2
+
+
+def kv_handle_to_proto(handle: KvHandle) -> types_pb2.KvHandle:
+    """The message of `handle`; the lease is rounded to milliseconds."""
+    return types_pb2.KvHandle(
+        attempt=block_attempt_to_proto(handle.attempt),
+        owner=worker_life_to_proto(handle.owner),
+        transport=handle.transport,
+        address=handle.address,
+        layout_fingerprint=handle.layout_fingerprint,
+        canvas_tokens=handle.canvas_tokens,
+        pages=handle.pages,
+        lease_ms=milliseconds(handle.lease_s),
+    )
+
+
+def kv_handle_from_proto(message: types_pb2.KvHandle, path: str = "handle") -> KvHandle:
+    """The handle; raises InvalidRequest naming what is missing."""
+    return KvHandle(
+        attempt=block_attempt_from_proto(message.attempt, require(message, "attempt", path)),
+        owner=worker_life_from_proto(message.owner, require(message, "owner", path)),
+        transport=non_empty(message.transport, join(path, "transport")),
+        address=non_empty(message.address, join(path, "address")),
+        layout_fingerprint=non_empty(message.layout_fingerprint, join(path, "layout_fingerprint")),
+        canvas_tokens=positive(message.canvas_tokens, join(path, "canvas_tokens")),
+        pages=positive(message.pages, join(path, "pages")),
+        lease_s=message.lease_ms / 1000,
+    )
+
+
+def kv_source_to_proto(source: KvSource, request: decode_pb2.DecodeRequest) -> None:
+    """Set the `kv_source` of `request`."""
+    match source:
+        case LocalPrefill():
+            request.local_prefill.SetInParent()
+        case RemoteKv(handle=handle, first=first):
+            remote = decode_pb2.RemoteKv(handle=kv_handle_to_proto(handle), first=step_delta_to_proto(first))
+            request.remote.CopyFrom(remote)
+        case NoKv(first=first):
+            request.none.CopyFrom(decode_pb2.NoKv(first=step_delta_to_proto(first)))
+
+
+def kv_source_from_proto(request: decode_pb2.DecodeRequest) -> KvSource:
+    """The source that `request` names; raises InvalidRequest when it names none or half of one."""
+    match request.WhichOneof("kv_source"):
+        case "local_prefill":
+            return LocalPrefill()
+        case "remote":
+            remote = request.remote
+            handle = kv_handle_from_proto(remote.handle, require(remote, "handle", "remote"))
+            return RemoteKv(
+                handle=handle, first=step_delta_from_proto(remote.first, require(remote, "first", "remote"))
+            )
+        case "none":
+            first = step_delta_from_proto(request.none.first, require(request.none, "first", "none"))
+            return NoKv(first=first)
+    raise InvalidRequest("kv_source", "is missing")

@@ -1,0 +1,114 @@
+"""The one interceptor of every server: trace span around the call, errors as rich statuses, nothing else on the wire.
+
+gRPC would send an uncaught exception's text to the client as UNKNOWN; here a WireError becomes its status, and
+anything unexpected becomes INTERNAL with a fixed text and a trace id under which the log has the traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from opentelemetry.trace import SpanKind
+
+from common.errors import Reason, WireError
+from common.rpc.status import INTERNAL_TEXT, abort
+from common.telemetry import current_trace_id, remote_context, tracer
+
+_log = logging.getLogger(__name__)
+_tracer = tracer(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = Callable[[Any, Context], Any]
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Guards unary and streaming handlers alike. Handlers are coroutine functions or async generators."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Wrap the handler that `continuation` finds; an unknown method stays gRPC's own UNIMPLEMENTED."""
+        handler = await continuation(handler_call_details)
+        return None if handler is None else _guarded_handler(handler, handler_call_details.method)
+
+
+def _guarded_handler(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler of the same kind (unary or streaming on each side) whose errors are guarded."""
+    kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
+    name = "_".join(kind)
+    make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{name}_rpc_method_handler")
+    behaviour = (_streaming if handler.response_streaming else _unary)(getattr(handler, name), method)
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+def _unary(inner: Handler, method: str) -> Behaviour:
+    async def unary(request: Any, context: Context) -> Any:
+        async with _guard(method, context):
+            return await inner(request, context)
+
+    return unary
+
+
+def _streaming(inner: Handler, method: str) -> Behaviour:
+    async def streaming(request: Any, context: Context) -> None:
+        async with _guard(method, context):
+            if not inspect.isasyncgenfunction(inner):
+                await inner(request, context)
+                return
+            # Closed here, so that a handler's `finally` runs in its own task when its client leaves, not in the
+            # garbage collector's.
+            async with contextlib.aclosing(inner(request, context)) as messages:
+                async for message in messages:
+                    await context.write(message)
+
+    return streaming
+
+
+@contextlib.asynccontextmanager
+async def _guard(method: str, context: Context) -> AsyncIterator[None]:
+    parent = remote_context(context.invocation_metadata())
+    with _tracer.start_as_current_span(method.lstrip("/"), context=parent, kind=SpanKind.SERVER):
+        try:
+            yield
+        except grpc.aio.AbortError:
+            raise
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            # gRPC would leave the caller waiting for ever: nobody cancelled this call, something it awaited was.
+            await abort(context, WireError(Reason.CANCELLED, "the work was cancelled"))
+        except WireError as error:
+            await abort(context, error)
+        except Exception as error:
+            await abort(context, _wire_error_in(error) or _hidden(error, method))
+
+
+def _is_being_cancelled() -> bool:
+    """Whether the running handler itself was cancelled: client gone, deadline, server stopping."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _wire_error_in(error: Exception) -> WireError | None:
+    """The first WireError of a task group's failures, if they are nothing worse."""
+    if not isinstance(error, ExceptionGroup):
+        return error if isinstance(error, WireError) else None
+    found = [_wire_error_in(child) for child in error.exceptions]
+    return found[0] if all(found) else None
+
+
+def _hidden(error: Exception, method: str) -> WireError:
+    """Log a bug with its traceback, and return what the client may know of it."""
+    trace_id = current_trace_id()
+    _log.error("%s failed (trace %s)", method, trace_id, exc_info=error)
+    return WireError(Reason.INTERNAL, f"{INTERNAL_TEXT} (trace {trace_id})", metadata={"trace_id": trace_id})

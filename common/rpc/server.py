@@ -1,0 +1,71 @@
+"""A gRPC server with what every service needs: our options and interceptor, health, reflection, graceful stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from common.errors import ConfigError
+from common.rpc.interceptors import ErrorInterceptor
+from common.rpc.options import server_options
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class RpcServer:
+    """Add servicers to `.grpc`, then `start`. Create it inside the event loop that will serve.
+
+    `service_names` are the full names ("sangam.v1.DecodeService") that health and reflection speak of.
+    """
+
+    def __init__(self, *, service_names: Sequence[str]) -> None:
+        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
+        self._service_names = tuple(service_names)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        listed = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(listed, self.grpc)
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen on `host`:`port` (0: any free port), not serving yet; returns the address bound.
+
+        Raises ConfigError when the address cannot be bound.
+        """
+        await self.set_serving(False)
+        bracketed = f"[{host}]" if ":" in host else host
+        try:
+            bound_port = self.grpc.add_insecure_port(f"{bracketed}:{port}")
+        except RuntimeError:
+            raise ConfigError(f"--host, --port: cannot listen on {bracketed}:{port}") from None
+        await self.grpc.start()
+        return f"{bracketed}:{bound_port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service answers from now on, for the whole server and each of its services."""
+        statuses = health_pb2.HealthCheckResponse.ServingStatus
+        status = statuses.SERVING if serving else statuses.NOT_SERVING
+        for name in ("", *self._service_names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Answer NOT_SERVING, refuse new calls, give running ones `grace_s` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)
+
+
+def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `main(stop)` in a fresh event loop; SIGTERM or SIGINT sets `stop`, and `main` then ends by itself."""
+
+    async def supervised() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, stop.set)
+        await main(stop)
+
+    asyncio.run(supervised())

@@ -1,0 +1,98 @@
+"""Traces, metrics and logs of a service, over the OpenTelemetry API. Nothing is exported unless an endpoint is set."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from opentelemetry import context as otel_context
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from common.errors import ConfigError
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Provider(Protocol):
+    def shutdown(self) -> None: ...
+
+
+_providers: list[_Provider] = []
+
+
+def setup_logging(level: str) -> None:
+    """Send log records of `level` ("debug", "info", ...) and above to stderr."""
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=_LOG_FORMAT)
+
+
+def setup_telemetry(service_name: str, otlp_endpoint: str) -> None:
+    """Give this process real trace ids, and export to the collector at `otlp_endpoint` (host:port) unless empty.
+
+    Call once, early. Raises ConfigError when an endpoint is set and the exporter package is not installed.
+    """
+    resource = Resource.create({"service.name": f"sangam-{service_name.replace('_', '-')}"})
+    tracer_provider = TracerProvider(resource=resource)
+    readers = []
+    if otlp_endpoint:
+        span_exporter, metric_exporter = _make_exporters(otlp_endpoint)
+        tracer_provider.add_span_processor(BatchSpanProcessor(span_exporter))
+        readers.append(PeriodicExportingMetricReader(metric_exporter))
+    meter_provider = MeterProvider(resource=resource, metric_readers=readers)
+    trace.set_tracer_provider(tracer_provider)
+    metrics.set_meter_provider(meter_provider)
+    _providers.extend((tracer_provider, meter_provider))
+
+
+def shutdown_telemetry() -> None:
+    """Flush what is not exported yet; the last step of a service's stop."""
+    while _providers:
+        _providers.pop().shutdown()
+
+
+def tracer(name: str) -> trace.Tracer:
+    """The tracer of module `name`."""
+    return trace.get_tracer(name)
+
+
+def meter(name: str) -> metrics.Meter:
+    """The meter of module `name`."""
+    return metrics.get_meter(name)
+
+
+def current_trace_id() -> str:
+    """Trace id of the running span (32 hex digits); a fresh random one outside any span."""
+    span_context = trace.get_current_span().get_span_context()
+    return trace.format_trace_id(span_context.trace_id) if span_context.is_valid else secrets.token_hex(16)
+
+
+def trace_metadata() -> tuple[tuple[str, str], ...]:
+    """gRPC metadata that carries the running span to the callee; empty outside any span."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return tuple(carrier.items())
+
+
+def remote_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> otel_context.Context:
+    """The trace context that a caller put in its call's metadata."""
+    return propagate.extract({key: value for key, value in metadata or () if isinstance(value, str)})
+
+
+def _make_exporters(otlp_endpoint: str) -> tuple[Any, Any]:
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        package = "opentelemetry-exporter-otlp-proto-grpc"
+        raise ConfigError(f"--otlp-endpoint: needs the package {package}, which is not installed") from None
+    return (
+        OTLPSpanExporter(endpoint=otlp_endpoint, insecure=True),
+        OTLPMetricExporter(endpoint=otlp_endpoint, insecure=True),
+    )

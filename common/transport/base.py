@@ -1,0 +1,139 @@
+"""The contract between a worker and its KV data plane, as plain bytes: no torch, no wire format.
+
+Called by the *owner* (the worker that holds the pages), once per process life:
+    `KvTransport.listen`                serve reads from `provider`
+Called by the *reader* (the worker that will decode):
+    `KvTransport.fetch`                 pull one canvas' K/V into a sink
+    `KvTransport.close_peer`            a worker life is over: end every fetch from it
+Called by either, at the end:
+    `KvTransport.aclose`                stop listening, end every read and fetch
+Called by the *transport* on the owner:
+    `KvProvider.open_read`              a reader asks; refuse it, or lend the pages
+    `KvReadLease.wait_layer`            once per layer, before its first byte is read
+    `KvReadLease.views`                 once per layer, after `wait_layer`
+    `KvReadLease.check`                 before every send
+    `KvReadLease.revoked`               awaited beside the sends: the owner takes the pages back
+    `KvReadLease.close`                 exactly once, whatever happened; nothing reads the views after it
+Called by the *transport* on the reader:
+    `KvSink.views`                      once per layer, in order; nothing writes to them after `fetch` ends
+    `KvSink.complete`                   once per layer, when all of it arrived and passed its checksums
+
+Wire order: for each layer, the K bytes of all pages in order, then the V bytes of all pages in order. Every layer has
+the same number of bytes. A fetch succeeds only if every byte arrived and passed its checksum; then the reader
+acknowledges, and the owner closes the lease with `delivered=True`. A lost acknowledgement leaves the owner with
+`delivered=False`: the lease runs out, or the scheduler releases it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.core.ids import BlockAttempt, WorkerLife
+from common.core.work import KvHandle
+from common.errors import WireError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvReadRequest:
+    """What a reader believes the owner holds; `pages` counts KV pages of the whole canvas."""
+
+    attempt: BlockAttempt
+    owner: WorkerLife
+    layout_fingerprint: str
+    pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchStats:
+    """What one successful fetch moved (payload only) and how long it took, connecting included."""
+
+    transfer_s: float
+    transfer_bytes: int
+
+
+class KvReadLease(Protocol):
+    """One open read on the owner's side."""
+
+    @property
+    def layers(self) -> int:
+        """Layers to send, at least 1."""
+        ...
+
+    def check(self) -> None:
+        """Raise `WireError` if the pages may no longer be sent: KV_LEASE_EXPIRED, KV_NOT_FOUND, STALE_*."""
+        ...
+
+    async def wait_layer(self, layer: int) -> None:
+        """Return once that layer's K/V is computed; may raise `WireError`."""
+        ...
+
+    def views(self, layer: int) -> Sequence[memoryview]:
+        """Contiguous byte views (format "B", one dimension) of the layer, in wire order."""
+        ...
+
+    async def revoked(self) -> WireError:
+        """Return why, as soon as the owner takes the pages back; pending until then."""
+        ...
+
+    def close(self, *, delivered: bool) -> None:
+        """End the read. `delivered`: the reader acknowledged every byte."""
+        ...
+
+
+class KvProvider(Protocol):
+    """What an owner offers to its transport."""
+
+    def open_read(self, request: KvReadRequest) -> KvReadLease:
+        """Lend the pages of `request`, or raise `WireError` (STALE_INCARNATION, STALE_ATTEMPT, LAYOUT_MISMATCH,
+        KV_NOT_FOUND, KV_LEASE_EXPIRED)."""
+        ...
+
+
+class KvSink(Protocol):
+    """Where a reader wants the bytes."""
+
+    @property
+    def layers(self) -> int:
+        """Layers to receive, at least 1."""
+        ...
+
+    def views(self, layer: int) -> Sequence[memoryview]:
+        """Writable contiguous byte views (format "B", one dimension) of the layer, in wire order."""
+        ...
+
+    async def complete(self, layer: int) -> None:
+        """The layer's views are filled and right: bring them where they belong. Also ends before `fetch` does."""
+        ...
+
+
+class KvTransport(Protocol):
+    """One data plane of one worker process; every method belongs to the event loop that made the object."""
+
+    @property
+    def name(self) -> str:
+        """Name in configuration and in `KvHandle.transport`."""
+        ...
+
+    async def listen(self, host: str, provider: KvProvider) -> str:
+        """Serve reads on a free port of `host`; returns "host:port" with `host` as given. At most once."""
+        ...
+
+    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float) -> FetchStats:
+        """Fill `sink` with the K/V that `handle` names, within `timeout_s` seconds.
+
+        Raises `WireError`: the owner's refusal as it gave it; PEER_LOST when the owner cannot be reached, goes away
+        or is too slow; LAYOUT_MISMATCH when both sides disagree on sizes; KV_CHECKSUM when bytes arrive damaged.
+        May be cancelled. Once it has returned or raised, nothing writes to `sink`, whose content is undefined after
+        a failure.
+        """
+        ...
+
+    async def close_peer(self, life: WorkerLife) -> None:
+        """End every fetch from that life with PEER_LOST; returns when they write no more."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop listening, close every lease, end every fetch with PEER_LOST. Idempotent."""
+        ...

@@ -1,0 +1,64 @@
+"""The fetches in flight of one transport, by the life they read from, so that a lost life ends them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from common.core.ids import WorkerLife
+from common.errors import Reason, WireError
+from common.transport.racing import race
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fetch:
+    owner: WorkerLife
+    lost: asyncio.Future[WireError]
+    ended: asyncio.Future[None]
+
+
+class FetchTable:
+    """Runs fetches so that `end` can end them from outside; after `close` every new one is refused."""
+
+    def __init__(self) -> None:
+        self._fetches: set[_Fetch] = set()
+        self._closed = False
+
+    async def run(self, life: WorkerLife, read: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Result of `read`. Raises what it raises, or `WireError` PEER_LOST when the life or the time ends."""
+        if self._closed:
+            read.close()
+            raise WireError(Reason.PEER_LOST, "the KV transport is closed")
+        loop = asyncio.get_running_loop()
+        fetch = _Fetch(life, loop.create_future(), loop.create_future())
+        self._fetches.add(fetch)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await race(read, _until_lost(fetch))
+        except TimeoutError:
+            raise WireError(Reason.PEER_LOST, f"the KV did not arrive within {timeout_s} s") from None
+        finally:
+            self._fetches.remove(fetch)
+            fetch.ended.set_result(None)
+
+    async def end(self, life: WorkerLife | None, message: str) -> None:
+        """End every fetch from `life` (None: all) with PEER_LOST; returns when they have ended."""
+        ending = [fetch for fetch in self._fetches if life is None or fetch.owner == life]
+        for fetch in ending:
+            if not fetch.lost.done():
+                fetch.lost.set_result(WireError(Reason.PEER_LOST, message))
+        for fetch in ending:
+            await asyncio.shield(fetch.ended)
+
+    async def close(self) -> None:
+        """Refuse new fetches and end the present ones."""
+        self._closed = True
+        await self.end(None, "the KV transport is closed")
+
+
+async def _until_lost(fetch: _Fetch) -> NoReturn:
+    raise await fetch.lost

@@ -1,0 +1,155 @@
+"""The small control messages of a KV read, and their payloads on the wire.
+
+A reader sends `ReadRequest`; the owner answers `Accept` and then data, or `Refusal` (also between data frames); the
+reader ends with an acknowledgement. Payloads are little-endian structs followed by UTF-8 strings with a 16-bit length:
+decoding looks at nothing but the bytes given and raises `MalformedFrame` on any surprise.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
+from common.errors import InvalidRequest, Reason, WireError
+from common.transport.base import KvReadRequest
+
+MAX_CONTROL_BYTES = 16 * 1024
+"""Longest payload of a control frame; nothing larger is ever allocated on a peer's word."""
+
+_REQUEST = struct.Struct("<IIQId")
+_ACCEPT = struct.Struct("<IQ")
+_STRING = struct.Struct("<H")
+_MAX_MESSAGE_BYTES = 1024
+
+
+class MalformedFrame(WireError):
+    """The peer's bytes are not a frame that may come now: damaged, foreign or out of order."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(Reason.KV_CHECKSUM, f"malformed KV frame: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """First frame of a read. The reader gives up `timeout_s` seconds after it asked, so the owner may too."""
+
+    read: KvReadRequest
+    timeout_s: float
+
+    def encode(self) -> bytes:
+        """Payload bytes; raises `InvalidRequest` when the request id is too long for a control frame."""
+        read = self.read
+        head = _REQUEST.pack(
+            read.attempt.block, read.attempt.attempt, read.owner.incarnation, read.pages, self.timeout_s
+        )
+        texts = (read.attempt.request_id, read.owner.worker_id, read.layout_fingerprint)
+        payload = head + b"".join(map(_pack_string, texts))
+        if len(payload) > MAX_CONTROL_BYTES:
+            raise InvalidRequest("request_id", "too long for the KV data plane")
+        return payload
+
+    @classmethod
+    def decode(cls, payload: bytes) -> ReadRequest:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        block, attempt, incarnation, pages, timeout_s = _unpack(_REQUEST, payload)
+        request_id, worker_id, fingerprint = _unpack_strings(payload[_REQUEST.size :], 3)
+        if not (math.isfinite(timeout_s) and timeout_s > 0.0):
+            raise MalformedFrame("timeout out of range")
+        return cls(
+            read=KvReadRequest(
+                attempt=BlockAttempt(RequestId(request_id), block, attempt),
+                owner=WorkerLife(WorkerId(worker_id), incarnation),
+                layout_fingerprint=fingerprint,
+                pages=pages,
+            ),
+            timeout_s=timeout_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accept:
+    """The owner will send `layers` layers of `layer_bytes` bytes each."""
+
+    layers: int
+    layer_bytes: int
+
+    def encode(self) -> bytes:
+        """Payload bytes."""
+        return _ACCEPT.pack(self.layers, self.layer_bytes)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Accept:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        layers, layer_bytes = _unpack(_ACCEPT, payload)
+        if len(payload) != _ACCEPT.size:
+            raise MalformedFrame("trailing bytes")
+        return cls(layers=layers, layer_bytes=layer_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The owner ends the read for this reason."""
+
+    error: WireError
+
+    def encode(self) -> bytes:
+        """Payload bytes; a long message is cut, metadata does not travel."""
+        message = self.error.message.encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
+        return _pack_string(self.error.reason.value) + _pack_string(message)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Refusal:
+        """Inverse of `encode`; a reason this version does not know reads as INTERNAL. Raises `MalformedFrame`."""
+        name, message = _unpack_strings(payload, 2)
+        known = {reason.value: reason for reason in Reason}
+        return cls(error=WireError(known.get(name, Reason.INTERNAL), message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """The reader holds every byte and all checksums were right."""
+
+    def encode(self) -> bytes:
+        """Payload bytes: none."""
+        return b""
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Ack:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        if payload:
+            raise MalformedFrame("trailing bytes")
+        return cls()
+
+
+ControlMessage = ReadRequest | Accept | Refusal | Ack
+
+
+def _pack_string(text: str) -> bytes:
+    data = text.encode()
+    if len(data) > MAX_CONTROL_BYTES:
+        raise InvalidRequest("request_id", "too long for the KV data plane")
+    return _STRING.pack(len(data)) + data
+
+
+def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:
+    if len(payload) < layout.size:
+        raise MalformedFrame("payload too short")
+    return layout.unpack_from(payload)
+
+
+def _unpack_strings(payload: bytes, count: int) -> list[str]:
+    texts = []
+    for _ in range(count):
+        (length,) = _unpack(_STRING, payload)
+        data, payload = payload[_STRING.size : _STRING.size + length], payload[_STRING.size + length :]
+        if len(data) != length:
+            raise MalformedFrame("string longer than its frame")
+        try:
+            texts.append(data.decode())
+        except UnicodeDecodeError:
+            raise MalformedFrame("text is not UTF-8") from None
+    if payload:
+        raise MalformedFrame("trailing bytes")
+    return texts

@@ -1,0 +1,28 @@
+"""The host name by which peers reach this worker."""
+
+from __future__ import annotations
+
+import socket
+
+WILDCARD_HOSTS = ("", "0.0.0.0", "::")
+
+
+def advertised_host(*, advertise_host: str, listen_host: str, scheduler_address: str) -> str:
+    """What to register: the configured name, else the one interface listened on, else the one facing the scheduler.
+
+    A worker that listens everywhere asks the kernel which of its addresses routes to `scheduler_address` (no packet
+    is sent). Registering "localhost" by default would work on one machine and strand every other.
+    """
+    if advertise_host:
+        return advertise_host
+    if listen_host not in WILDCARD_HOSTS:
+        return listen_host
+    return _routing_host(scheduler_address)
+
+
+def _routing_host(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,145 @@
+"""The one thread that touches the engine's compute. Jobs go in, iteration outcomes come back to the event loop.
+
+A forward takes milliseconds to seconds; run inside a coroutine it would hold up every RPC and health probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from common.core.ids import BlockAttempt
+from common.core.params import CacheMode, SamplingParams
+from common.core.worker_effects import CloseBlock, OpenBlock, RunIteration
+from common.core.worker_events import IterationCompleted
+from common.engine.engine import BlockState, StepResult
+
+T = TypeVar("T")
+
+JOIN_TIMEOUT_S = 30.0
+"""Longest wait for a forward that is still running when the process wants to end."""
+
+
+class ForwardEngine(Protocol):
+    """The part of `common.engine.engine.Engine` that the forward thread calls."""
+
+    def open_block(
+        self,
+        *,
+        attempt: BlockAttempt,
+        prompt_token_ids: Sequence[int],
+        generated_token_ids: Sequence[int],
+        canvas_tokens: int,
+        block_length_tokens: int,
+        block: int,
+        cache_mode: CacheMode,
+        sampling: SamplingParams,
+        page_ids: Sequence[int],
+        revealed: Mapping[int, int],
+        next_step: int,
+    ) -> BlockState:
+        """Build the state of one block; see `Engine.open_block`."""
+
+    def step(self, items: Sequence[BlockState]) -> list[StepResult]:
+        """Run one packed forward; see `Engine.step`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardJob:
+    """One iteration, and the blocks to open and close (in that order of events) before it runs."""
+
+    changes: tuple[OpenBlock | CloseBlock, ...]
+    run: RunIteration
+
+
+class ForwardThread:
+    """Owns the engine's block states and runs one `ForwardJob` at a time.
+
+    `on_completed` and `on_failed` are called on the event loop. A forward that raises is a bug of this process:
+    `on_failed` is called once and the thread ends.
+    """
+
+    def __init__(
+        self,
+        engine: ForwardEngine,
+        *,
+        on_completed: Callable[[IterationCompleted], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._on_completed = on_completed
+        self._on_failed = on_failed
+        # Room for the one job that the core allows in flight, and for the order to stop.
+        self._jobs: queue.Queue[ForwardJob | None] = queue.Queue(maxsize=2)
+        self._states: dict[BlockAttempt, BlockState] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; outcomes go to the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, job: ForwardJob) -> None:
+        """Queue a job; never blocks. A full queue is a bug: the core keeps one iteration in flight."""
+        self._jobs.put_nowait(job)
+
+    async def close(self) -> None:
+        """Finish the job in hand and join the thread (bounded by `JOIN_TIMEOUT_S`)."""
+        if self._loop is None:
+            return
+        self._jobs.put_nowait(None)
+        await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                self._post(self._on_completed, self._execute(job))
+        except BaseException as error:
+            self._post(self._on_failed, error)
+
+    def _post(self, callback: Callable[[T], None], value: T) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback, value)
+        except RuntimeError:
+            # The loop has closed: nobody is left to hear of it.
+            assert self._loop.is_closed()
+
+    def _execute(self, job: ForwardJob) -> IterationCompleted:
+        started = time.monotonic()
+        for change in job.changes:
+            self._apply(change)
+        attempts = job.run.decodes + job.run.prefills
+        results = self._engine.step([self._states[attempt] for attempt in attempts])
+        assert len(results) == len(attempts), "the engine answers every item"
+        return IterationCompleted(
+            iteration=job.run.iteration,
+            deltas=tuple((attempt, result.delta) for attempt, result in zip(attempts, results, strict=True)),
+            duration_s=time.monotonic() - started,
+        )
+
+    def _apply(self, change: OpenBlock | CloseBlock) -> None:
+        if isinstance(change, CloseBlock):
+            del self._states[change.attempt]
+            return
+        work, first = change.work, change.first
+        assert work.attempt not in self._states, f"{work.attempt} is open already"
+        self._states[work.attempt] = self._engine.open_block(
+            attempt=work.attempt,
+            prompt_token_ids=work.prompt_token_ids,
+            generated_token_ids=work.generated_token_ids,
+            canvas_tokens=work.canvas_tokens,
+            block_length_tokens=work.block_length_tokens,
+            block=work.attempt.block,
+            cache_mode=work.cache_mode,
+            sampling=work.sampling,
+            page_ids=change.page_ids,
+            revealed={} if first is None else dict(zip(first.positions, first.token_ids, strict=True)),
+            next_step=0 if first is None else first.step + 1,
+        )

@@ -1,0 +1,189 @@
+"""Carries out what the worker core asks for: one method per effect, found by the effect's type."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from common.clock import Clock
+from common.core.ids import BlockAttempt, WorkerLife
+from common.core.work import KvHandle
+from common.core.worker_effects import (
+    AbortFetch,
+    CloseBlock,
+    FetchKv,
+    ForgetKv,
+    OpenBlock,
+    Report,
+    RetainKv,
+    RunIteration,
+    SendCompletion,
+    SendFailure,
+    SendKvReceived,
+    SendPrefillResult,
+    SendStep,
+    WorkerEffect,
+)
+from common.core.worker_events import KvFetched, KvFetchFailed, WorkerEvent
+from common.engine.kv_pool import KvPool
+from common.errors import Reason, WireError
+from common.rpc.convert import block_completion_to_proto, kv_handle_to_proto, step_delta_to_proto
+from common.rpc.status import wire_error_for
+from common.transport.base import KvTransport
+from common.worker.calls import CallTable
+from common.worker.forward_thread import ForwardJob, ForwardThread
+from common.worker.kv_serving import KvServing, PoolSink
+from common.worker.registry_client import RegistryClient
+from common.worker.retained_kv import RetainedKv
+from common.worker.scheduler_link import SchedulerLink
+from sangam.v1 import decode_pb2, prefill_pb2
+
+Spawn = Callable[[Coroutine[Any, Any, WorkerEvent]], "asyncio.Task[WorkerEvent]"]
+"""Starts a task that the app owns."""
+
+
+class Performer:
+    """The hands of one worker; never blocks, and runs on the event loop.
+
+    What takes time runs elsewhere (the forward thread, a task made by `spawn`) and comes back through `feed`.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: KvPool,
+        clock: Clock,
+        life: Callable[[], WorkerLife],
+        kv_address: Callable[[], str],
+        calls: CallTable,
+        retained: RetainedKv,
+        forward: ForwardThread,
+        transport: KvTransport,
+        serving: KvServing,
+        link: SchedulerLink,
+        registry: RegistryClient,
+        spawn: Spawn,
+        feed: Callable[[WorkerEvent], None],
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._life = life
+        self._kv_address = kv_address
+        self._calls = calls
+        self._retained = retained
+        self._forward = forward
+        self._transport = transport
+        self._serving = serving
+        self._link = link
+        self._registry = registry
+        self._spawn = spawn
+        self._feed = feed
+        self._changes: list[OpenBlock | CloseBlock] = []
+        self._fetches: dict[BlockAttempt, asyncio.Task[WorkerEvent]] = {}
+        self._methods: dict[type[WorkerEffect], Callable[[Any], None]] = {
+            OpenBlock: self._changes.append,
+            CloseBlock: self._changes.append,
+            RunIteration: self._run_iteration,
+            FetchKv: self._fetch_kv,
+            AbortFetch: self._abort_fetch,
+            RetainKv: self._retain_kv,
+            ForgetKv: self._forget_kv,
+            SendKvReceived: self._send_kv_received,
+            SendStep: self._send_step,
+            SendPrefillResult: self._send_prefill_result,
+            SendCompletion: self._send_completion,
+            SendFailure: self._send_failure,
+            Report: self._report,
+        }
+
+    def perform(self, effect: WorkerEffect) -> None:
+        """Carry out one effect."""
+        self._methods[type(effect)](effect)
+
+    def _run_iteration(self, effect: RunIteration) -> None:
+        """Block states live on the forward thread: their changes travel with the next iteration."""
+        self._forward.submit(ForwardJob(changes=tuple(self._changes), run=effect))
+        self._changes.clear()
+
+    def _fetch_kv(self, effect: FetchKv) -> None:
+        task = self._spawn(self._fetch(effect))
+        self._fetches[effect.attempt] = task
+        task.add_done_callback(lambda done: self._fetch_ended(effect.attempt, done))
+
+    async def _fetch(self, effect: FetchKv) -> WorkerEvent:
+        sink = PoolSink(self._pool, effect.page_ids)
+        try:
+            stats = await self._transport.fetch(handle=effect.handle, sink=sink, timeout_s=effect.handle.lease_s)
+        except WireError as error:
+            return KvFetchFailed(attempt=effect.attempt, reason=error.reason)
+        return KvFetched(attempt=effect.attempt, transfer_s=stats.transfer_s, transfer_bytes=stats.transfer_bytes)
+
+    def _fetch_ended(self, attempt: BlockAttempt, task: asyncio.Task[WorkerEvent]) -> None:
+        """A task cancelled before its first step never runs, so the end is noticed here and not inside it."""
+        del self._fetches[attempt]
+        if task.cancelled():
+            self._feed(KvFetchFailed(attempt=attempt, reason=Reason.CANCELLED))
+        elif task.exception() is None:
+            self._feed(task.result())
+
+    def _abort_fetch(self, effect: AbortFetch) -> None:
+        # Absent: it has just ended, and its outcome is in the event queue.
+        if task := self._fetches.get(effect.attempt):
+            task.cancel()
+
+    def _retain_kv(self, effect: RetainKv) -> None:
+        handle = KvHandle(
+            attempt=effect.attempt,
+            owner=self._life(),
+            transport=self._transport.name,
+            address=self._kv_address(),
+            layout_fingerprint=self._pool.layout.fingerprint,
+            canvas_tokens=effect.canvas_tokens,
+            pages=len(effect.page_ids),
+            lease_s=effect.lease_s,
+        )
+        self._retained.add(handle)
+        self._serving.offer(effect.attempt, effect.page_ids, effect.canvas_tokens, self._clock.now() + effect.lease_s)
+        self._registry.publish(handle)
+
+    def _forget_kv(self, effect: ForgetKv) -> None:
+        handle = self._retained.remove(effect.attempt)
+        self._serving.withdraw(effect.attempt)
+        self._registry.release(handle.owner, effect.attempt)
+        self._link.kv_ended(effect.attempt)
+
+    def _send_kv_received(self, effect: SendKvReceived) -> None:
+        if outbox := self._calls.find(effect.attempt):
+            received = decode_pb2.KvReceived(transfer_s=effect.transfer_s, transfer_bytes=effect.transfer_bytes)
+            outbox.send(decode_pb2.DecodeResponse(kv_received=received))
+
+    def _send_step(self, effect: SendStep) -> None:
+        if outbox := self._calls.find(effect.attempt):
+            outbox.send(decode_pb2.DecodeResponse(step=step_delta_to_proto(effect.step)))
+
+    def _send_prefill_result(self, effect: SendPrefillResult) -> None:
+        if not (outbox := self._calls.find(effect.attempt)):
+            return
+        handle = self._retained.find(effect.attempt) if effect.retained else None
+        assert (handle is not None) == effect.retained, f"{effect.attempt}: retained, but never told so"
+        outbox.send(
+            prefill_pb2.PrefillResponse(
+                first=step_delta_to_proto(effect.first),
+                kv=None if handle is None else kv_handle_to_proto(handle),
+                completion=None if effect.completion is None else block_completion_to_proto(effect.completion),
+            )
+        )
+        outbox.finish()
+
+    def _send_completion(self, effect: SendCompletion) -> None:
+        if outbox := self._calls.find(effect.attempt):
+            outbox.send(decode_pb2.DecodeResponse(block_completed=block_completion_to_proto(effect.completion)))
+            outbox.finish()
+
+    def _send_failure(self, effect: SendFailure) -> None:
+        if outbox := self._calls.find(effect.attempt):
+            outbox.fail(wire_error_for(effect.reason, effect.message))
+
+    def _report(self, effect: Report) -> None:
+        self._link.report(effect.report)

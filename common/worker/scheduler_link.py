@@ -1,0 +1,195 @@
+"""The worker's tie to the scheduler: registration, heartbeats up, orders down. Outlives any scheduler outage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+import grpc.aio
+
+from common.core.cluster import WorkerSpec
+from common.core.defaults import DEFAULT_HEARTBEAT_KEEPALIVE_S, DEFAULT_REPORT_INTERVAL_S
+from common.core.ids import BlockAttempt, WorkerLife
+from common.core.work import IterationReport
+from common.errors import InvalidRequest, Reason, WireError
+from common.rpc.channel import open_channel
+from common.rpc.convert import (
+    block_attempt_from_proto,
+    block_attempt_to_proto,
+    iteration_report_to_proto,
+    worker_life_from_proto,
+    worker_life_to_proto,
+    worker_spec_to_proto,
+)
+from common.rpc.status import wire_error
+from common.worker.backoff import Backoff
+from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+
+if TYPE_CHECKING:
+    from sangam.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
+
+    HeartbeatStream = grpc.aio.StreamStreamCall[scheduler_pb2.HeartbeatRequest, scheduler_pb2.HeartbeatResponse]
+
+log = logging.getLogger(__name__)
+
+REGISTER_TIMEOUT_S = 5.0
+"""Deadline of one RegisterWorker call."""
+
+ANNOUNCE_TIMEOUT_S = 0.5
+"""Longest wait for the heartbeat that says that this worker drains."""
+
+
+class SchedulerOrders(Protocol):
+    """What the scheduler can tell a worker; called on the event loop."""
+
+    async def on_registered(self) -> None:
+        """The scheduler knows this life."""
+
+    def on_life_ended(self) -> None:
+        """The scheduler counts this life as over: drop its work and become a new life before the next registration."""
+
+    def on_release_kv(self, attempt: BlockAttempt) -> None:
+        """The K/V retained for `attempt` is no longer needed."""
+
+    def on_drain(self) -> None:
+        """Finish what is here and exit."""
+
+    def on_peer_lost(self, life: WorkerLife) -> None:
+        """Close data-plane connections to that life."""
+
+    def spec(self) -> WorkerSpec:
+        """What to register, with the life of this moment."""
+
+
+class SchedulerLink:
+    """Registers, heartbeats, and starts over with backoff for as long as `run` runs.
+
+    Reports are coalesced: at most one message per `DEFAULT_REPORT_INTERVAL_S`, at least one per
+    `DEFAULT_HEARTBEAT_KEEPALIVE_S` (more often for a scheduler with little patience).
+    """
+
+    def __init__(self, *, address: str, orders: SchedulerOrders) -> None:
+        self._address = address
+        self._orders = orders
+        self._dirty = asyncio.Event()
+        self._report: IterationReport | None = None
+        self._kv_ended: list[BlockAttempt] = []
+        self._draining = False
+        self._drain_said = asyncio.Event()
+        self._connected = False
+        self._keepalive_s = DEFAULT_HEARTBEAT_KEEPALIVE_S
+
+    def report(self, report: IterationReport) -> None:
+        """Say this next; an older report that was not sent yet is dropped."""
+        self._report = report
+        self._dirty.set()
+
+    def kv_ended(self, attempt: BlockAttempt) -> None:
+        """Say that the K/V of `attempt` is no longer retained."""
+        self._kv_ended.append(attempt)
+        self._dirty.set()
+
+    async def announce_draining(self) -> None:
+        """Say from now on that this worker refuses new work; returns once said, or when nobody listens."""
+        self._draining = True
+        self._dirty.set()
+        if self._connected:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drain_said.wait(), ANNOUNCE_TIMEOUT_S)
+
+    async def run(self) -> None:
+        """Keep the tie up for ever; ends only by cancellation. Whatever the scheduler does, this goes on."""
+        backoff = Backoff()
+        async with open_channel(self._address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            while True:
+                refusal = await self._register(stub)
+                if refusal is None:
+                    backoff.reset()
+                    refusal = await self._heartbeat(stub)
+                self._on_end(refusal)
+                await backoff.wait()
+
+    async def _register(self, stub: SchedulerServiceAsyncStub) -> WireError | None:
+        try:
+            answer = await stub.RegisterWorker(worker_spec_to_proto(self._orders.spec()), timeout=REGISTER_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return wire_error(error)
+        log.info("registered with scheduler %s", self._address)
+        if answer.heartbeat_timeout_ms:
+            # Several may be lost or late before the scheduler loses patience.
+            self._keepalive_s = min(DEFAULT_HEARTBEAT_KEEPALIVE_S, answer.heartbeat_timeout_ms / 1000 / 4)
+        await self._orders.on_registered()
+        return None
+
+    def _on_end(self, refusal: WireError | None) -> None:
+        if refusal is None:
+            log.warning("scheduler %s ended the heartbeat; registering again", self._address)
+            return
+        log.warning("scheduler %s: %s (%s); registering again", self._address, refusal, refusal.reason.value)
+        if refusal.reason is Reason.STALE_INCARNATION:
+            self._kv_ended.clear()
+            self._orders.on_life_ended()
+
+    async def _heartbeat(self, stub: SchedulerServiceAsyncStub) -> WireError | None:
+        """Speak and listen until the stream ends; returns what it ended with."""
+        stream = stub.Heartbeat()
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(self._write(stream))
+            self._connected = True
+            try:
+                return await self._read(stream)
+            finally:
+                self._connected = False
+                writer.cancel()
+                stream.cancel()
+
+    async def _read(self, stream: HeartbeatStream) -> WireError | None:
+        try:
+            while isinstance(orders := await stream.read(), scheduler_pb2.HeartbeatResponse):
+                self._obey(orders)
+            code = await stream.code()
+        except grpc.aio.AioRpcError as error:
+            return wire_error(error)
+        except InvalidRequest as nonsense:
+            return nonsense
+        return None if code is grpc.StatusCode.OK else WireError(Reason.PEER_LOST, f"the heartbeat ended {code}")
+
+    def _obey(self, orders: scheduler_pb2.HeartbeatResponse) -> None:
+        for attempt in orders.release_kv:
+            self._orders.on_release_kv(block_attempt_from_proto(attempt))
+        for life in orders.lost_peers:
+            self._orders.on_peer_lost(worker_life_from_proto(life))
+        if orders.drain:
+            self._orders.on_drain()
+
+    async def _write(self, stream: HeartbeatStream) -> None:
+        """Send heartbeats until the stream ends; the reader learns why it did."""
+        life = worker_life_to_proto(self._orders.spec().life)
+        while True:
+            message = self._next_message(life)
+            try:
+                await stream.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                self._kv_ended[:0] = map(block_attempt_from_proto, message.kv_ended)
+                return
+            if message.draining:
+                self._drain_said.set()
+            await asyncio.sleep(DEFAULT_REPORT_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._dirty.wait(), self._keepalive_s)
+
+    def _next_message(self, life: types_pb2.WorkerLife) -> scheduler_pb2.HeartbeatRequest:
+        """What is new since the last message; a bare keepalive when nothing is."""
+        report, self._report = self._report, None
+        kv_ended, self._kv_ended = self._kv_ended, []
+        self._dirty.clear()
+        return scheduler_pb2.HeartbeatRequest(
+            life=life,
+            report=None if report is None else iteration_report_to_proto(report),
+            draining=self._draining,
+            kv_ended=map(block_attempt_to_proto, kv_ended),
+        )

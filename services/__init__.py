@@ -1,0 +1,1 @@
+"""The five services; each is `python -m services.NAME`. They never import each other."""

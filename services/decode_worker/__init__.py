@@ -1,0 +1,1 @@
+"""The decode worker: `common.worker` in the role DECODE."""

@@ -1,0 +1,92 @@
+"""How much the gateway lets in at once, counted in canvas tokens; what does not fit is told when to come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from common.clock import Clock
+from common.errors import Reason, WireError
+
+_MIN_RETRY_S = 0.1
+_MAX_RETRY_S = 30.0
+_RATE_HALF_LIFE_S = 10.0
+
+
+class Admission:
+    """Live requests and their canvas tokens against two limits. A request larger than the token limit runs alone.
+
+    Nothing waits here: the scheduler owns the queue. A refusal names a back-off derived from how fast canvas tokens
+    have lately been given back.
+    """
+
+    def __init__(self, *, max_requests: int, max_tokens: int, clock: Clock) -> None:
+        """Limits are positive; `clock` gives monotonic seconds."""
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._live: dict[str, int] = {}
+        self._tokens = 0
+        self._released_per_s = 0.0
+        self._rated_at = clock.now()
+
+    @property
+    def inflight_requests(self) -> int:
+        """Requests admitted and not yet over."""
+        return len(self._live)
+
+    @property
+    def inflight_tokens(self) -> int:
+        """Canvas tokens of the requests in flight."""
+        return self._tokens
+
+    @contextmanager
+    def admit(self, request_id: str, canvas_tokens: int) -> Iterator[None]:
+        """Hold a place while the request lives.
+
+        Raises `WireError` DUPLICATE_REQUEST_ID when a live request has that id, QUEUE_FULL (with `retry_after_s`) when
+        it does not fit.
+        """
+        if request_id in self._live:
+            raise WireError(
+                Reason.DUPLICATE_REQUEST_ID,
+                f"request_id: {request_id!r} belongs to a request that is still running",
+                metadata={"field": "request_id"},
+            )
+        shortage = self._shortage(canvas_tokens)
+        if shortage > 0:
+            raise self._queue_full(shortage)
+        self._live[request_id] = canvas_tokens
+        self._tokens += canvas_tokens
+        try:
+            yield
+        finally:
+            self._release(request_id)
+
+    def _shortage(self, canvas_tokens: int) -> int:
+        """Canvas tokens that must be given back before this one fits; 0 when it fits."""
+        if not self._live:
+            return 0
+        if len(self._live) >= self._max_requests:
+            return max(1, self._tokens // len(self._live))
+        return max(0, self._tokens + canvas_tokens - self._max_tokens)
+
+    def _queue_full(self, shortage_tokens: int) -> WireError:
+        estimate = shortage_tokens / self._released_per_s if self._released_per_s > 0 else 1.0
+        return WireError(
+            Reason.QUEUE_FULL,
+            f"the gateway is full: {len(self._live)} of {self._max_requests} requests, "
+            f"{self._tokens} of {self._max_tokens} canvas tokens in flight",
+            metadata={"inflight_requests": str(len(self._live)), "inflight_tokens": str(self._tokens)},
+            retry_after_s=min(_MAX_RETRY_S, max(_MIN_RETRY_S, estimate)),
+        )
+
+    def _release(self, request_id: str) -> None:
+        tokens = self._live.pop(request_id)
+        self._tokens -= tokens
+        now = self._clock.now()
+        kept = 0.5 ** ((now - self._rated_at) / _RATE_HALF_LIFE_S)
+        self._rated_at = now
+        # Exponential decay: a steady release of r tokens/s settles at r.
+        self._released_per_s = self._released_per_s * kept + tokens * math.log(2.0) / _RATE_HALF_LIFE_S

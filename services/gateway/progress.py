@@ -1,0 +1,86 @@
+"""What the gateway knows of one live request: all it takes to show it, to account for it, and to begin it again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from common.committed import CommittedStream, CommittedText, CommittedTokens, Reveal, TextSink
+from common.core.work import RequestSpec, StepDelta
+from sangam.v1 import types_pb2
+
+
+class RequestProgress:
+    """Committed text, seen tokens and block placements of one request, over all its Schedule calls."""
+
+    def __init__(self, *, spec: RequestSpec, eos_token_id: int, text: TextSink) -> None:
+        """`spec` is the request as the client asked for it; `eos_token_id` counts unless the spec ignores it."""
+        self.spec = spec
+        eos = None if spec.ignore_eos else eos_token_id
+        self._stream = CommittedStream(tokens=CommittedTokens(max_tokens=spec.max_tokens, eos_token_id=eos), text=text)
+        self._last_step: dict[int, int] = {}
+        self._placements: dict[int, types_pb2.BlockPlacement] = {}
+        self._lost_attempts = 0
+        self._open_block: int | None = None
+        self._call_brought_tokens = False
+
+    @property
+    def committed(self) -> CommittedTokens:
+        """The committed tokens."""
+        return self._stream.tokens
+
+    @property
+    def complete(self) -> bool:
+        """True when the text cannot grow any more."""
+        return self.committed.finish is not None
+
+    def step(self, block: int, delta: StepDelta) -> tuple[CommittedText | None, Reveal]:
+        """Take newly revealed tokens; tokens already seen stay as they were."""
+        self._last_step[block] = max(delta.step, self._last_step.get(block, 0))
+        self._open_block = block
+        self._call_brought_tokens = True
+        return self._stream.reveal(delta.positions, delta.token_ids)
+
+    def block_committed(self, placement: types_pb2.BlockPlacement) -> None:
+        """Note where a finished block ran."""
+        self._placements[placement.block] = placement
+        self._open_block = None
+
+    def call_broken(self) -> bool:
+        """A Schedule call ended early, and its open block's attempt with it. True when it had brought tokens."""
+        if self._open_block is not None and self._open_block >= self._blocks_done():
+            self._lost_attempts += 1
+            del self._last_step[self._open_block]
+        self._open_block = None
+        brought_tokens, self._call_brought_tokens = self._call_brought_tokens, False
+        return brought_tokens
+
+    def spec_to_resume(self) -> RequestSpec:
+        """The request with everything already seen pinned: whole blocks as committed, the open block's as shown."""
+        length = self.spec.block_length_tokens
+        whole = self.committed.whole_blocks(length)
+        shown = self.committed.shown_in_block(len(whole) // length, length)
+        return dataclasses.replace(self.spec, committed_token_ids=whole, shown=shown)
+
+    def placements(self) -> list[types_pb2.BlockPlacement]:
+        """Where each block ran, in order. A block whose report was lost with its scheduler has no worker names."""
+        for block in range(self._blocks_done()):
+            if block not in self._placements:
+                steps = self._last_step.get(block, 0)
+                self._placements[block] = types_pb2.BlockPlacement(
+                    block=block, prefill_forwards=1, decode_forwards=steps, attempts=1
+                )
+        return [self._placements[block] for block in sorted(self._placements)]
+
+    def usage_counts(self) -> dict[str, int]:
+        """Forwards and attempts over all blocks, by the field names of `Usage`."""
+        placements = self.placements()
+        return {
+            "prefill_forwards": sum(placement.prefill_forwards for placement in placements),
+            "decode_forwards": sum(placement.decode_forwards for placement in placements),
+            "attempts": sum(placement.attempts for placement in placements) + self._lost_attempts,
+        }
+
+    def _blocks_done(self) -> int:
+        """Blocks with nothing left to commit; the last one of a complete request may be cut short."""
+        whole, rest = divmod(self.committed.count_tokens, self.spec.block_length_tokens)
+        return whole + (self.complete and rest > 0)

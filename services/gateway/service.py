@@ -1,0 +1,59 @@
+"""Puts the gateway together and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from common.clock import MonotonicClock
+from common.config import GatewayConfig
+from common.model_config import load_model_config
+from common.rpc.channel import open_channel
+from common.rpc.server import RpcServer
+from common.rpc.service import write_ready_file
+from common.text_codec import IdsOnly, load_text_codec
+from sangam.v1 import inference_pb2_grpc
+from services.gateway.admission import Admission
+from services.gateway.resume import ResumePolicy
+from services.gateway.scheduler_client import SchedulerClient
+from services.gateway.servicer import InferenceServicer
+
+SERVICE_NAME = "sangam.v1.InferenceService"
+STOP_GRACE_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then let running requests end (at most `STOP_GRACE_S`).
+
+    Ready as soon as it listens: requests that arrive before the scheduler wait for it. Raises `CheckpointError` for a
+    bad model folder before any port is opened.
+    """
+    model = load_model_config(config.model_dir)
+    text = load_text_codec(config.model_dir)
+    if isinstance(text, IdsOnly):
+        _log.warning("%s has no tokenizer: prompts must be token ids, answers have no text", config.model_dir)
+    clock = MonotonicClock()
+    async with open_channel(config.scheduler_address) as channel:
+        admission = Admission(
+            max_requests=config.max_inflight_requests, max_tokens=config.max_inflight_tokens, clock=clock
+        )
+        servicer = InferenceServicer(
+            model=model,
+            text=text,
+            scheduler=SchedulerClient(channel),
+            admission=admission,
+            clock=clock,
+            default_deadline_s=config.default_deadline_s,
+            resume=ResumePolicy(),
+        )
+        server = RpcServer(service_names=[SERVICE_NAME])
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
+        address = await server.start(config.host, config.port)
+        await server.set_serving(True)
+        write_ready_file(config.ready_file, service="gateway", address=address)
+        _log.info("gateway serves %s at %s, scheduler %s", model.model_id, address, config.scheduler_address)
+        await stop.wait()
+        _log.info("stopping with %d requests in flight", admission.inflight_requests)
+        await server.stop(STOP_GRACE_S)

@@ -1,0 +1,133 @@
+"""InferenceService: Generate, GetModel, Tokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from common.clock import Clock
+from common.core.params import DEFAULT_BLOCK_LENGTH_TOKENS
+from common.core.work import RequestSpec
+from common.errors import InvalidRequest
+from common.generation_input import GenerationInput
+from common.model_config import ModelConfig
+from common.rpc.deadline import child_timeout_s
+from common.text_codec import TextCodec
+from sangam.v1 import inference_pb2, inference_pb2_grpc
+from services.gateway.admission import Admission
+from services.gateway.progress import RequestProgress
+from services.gateway.resume import Deadline, ResumePolicy, ResumingSchedule, Scheduler
+from services.gateway.stream import ResponseStream
+from services.gateway.validation import check_vocabulary, input_of, request_id_of
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Responses = AsyncGenerator[inference_pb2.GenerateResponse, None]
+
+# Below this many characters a tokenizer call is shorter than the hop to a thread.
+_INLINE_CHARACTERS = 2048
+_INLINE_TOKENS = 512
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves one model. `default_deadline_s` applies to clients that set none; 0 means none."""
+
+    def __init__(
+        self,
+        *,
+        model: ModelConfig,
+        text: TextCodec,
+        scheduler: Scheduler,
+        admission: Admission,
+        clock: Clock,
+        default_deadline_s: float,
+        resume: ResumePolicy,
+    ) -> None:
+        self._model = model
+        self._text = text
+        self._scheduler = scheduler
+        self._admission = admission
+        self._clock = clock
+        self._default_deadline_s = default_deadline_s
+        self._resume = resume
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Responses:
+        """Stream one request's text as it commits. Refusals come before any compute; see `services.gateway.resume`."""
+        deadline = self._deadline_of(context)
+        spec = await self._spec_of(request)
+        with self._admission.admit(spec.request_id, spec.canvas_tokens):
+            progress = RequestProgress(spec=spec, eos_token_id=self._model.eos_token_id, text=self._text.stream())
+            schedule = ResumingSchedule(
+                scheduler=self._scheduler,
+                progress=progress,
+                deadline=deadline,
+                policy=self._resume,
+                clock=self._clock,
+            )
+            responses = ResponseStream(progress=progress, clock=self._clock, include_revealed=request.include_revealed)
+            async with aclosing(schedule.events()) as events:
+                async for event in events:
+                    for response in responses.on_event(event):
+                        yield response
+            yield responses.finished()
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: Context
+    ) -> inference_pb2.GetModelResponse:
+        """Describe the served model."""
+        return inference_pb2.GetModelResponse(
+            model_id=self._model.model_id,
+            family=self._model.family,
+            vocab_size_tokens=self._model.vocab_size_tokens,
+            max_canvas_tokens=self._model.max_canvas_tokens,
+            mask_token_id=self._model.mask_token_id,
+            eos_token_id=self._model.eos_token_id,
+            default_block_length_tokens=DEFAULT_BLOCK_LENGTH_TOKENS,
+        )
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Text to token ids, or token ids to text; the answer holds both forms. Raises `InvalidRequest`."""
+        match request.WhichOneof("input"):
+            case "text":
+                return inference_pb2.TokenizeResponse(token_ids=await self._encode(request.text), text=request.text)
+            case "token_ids":
+                token_ids = list(request.token_ids.ids)
+                check_vocabulary(token_ids, self._model)
+                return inference_pb2.TokenizeResponse(token_ids=token_ids, text=await self._decode(token_ids))
+            case _:
+                raise InvalidRequest("input", "is missing: give text or token ids")
+
+    def _deadline_of(self, context: Context) -> Deadline:
+        remaining_s = child_timeout_s(context)
+        if remaining_s is None and self._default_deadline_s > 0:
+            remaining_s = self._default_deadline_s
+        return Deadline(clock=self._clock, remaining_s=remaining_s)
+
+    async def _spec_of(self, request: inference_pb2.GenerateRequest) -> RequestSpec:
+        request_id = request_id_of(request)
+        wanted = input_of(request)
+        return wanted.to_spec(
+            request_id=request_id,
+            prompt_token_ids=await self._prompt_of(wanted),
+            model=self._model,
+            tenant=request.tenant,
+            priority=request.priority,
+        )
+
+    async def _prompt_of(self, wanted: GenerationInput) -> list[int]:
+        return await self._encode(wanted.text) if wanted.text is not None else list(wanted.token_ids or ())
+
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) <= _INLINE_CHARACTERS:
+            return self._text.encode(text)
+        return await asyncio.to_thread(self._text.encode, text)
+
+    async def _decode(self, token_ids: list[int]) -> str:
+        if len(token_ids) <= _INLINE_TOKENS:
+            return self._text.decode(token_ids)
+        return await asyncio.to_thread(self._text.decode, token_ids)

@@ -1,0 +1,94 @@
+"""From a request's events at the scheduler to what its client reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common.clock import Clock
+from common.committed import CommittedText, Reveal
+from common.core.work import StepDelta
+from common.errors import Reason, WireError
+from common.rpc.convert import cache_mode_to_proto, finish_reason_to_proto, step_delta_from_proto
+from sangam.v1 import inference_pb2, scheduler_pb2
+from services.gateway.progress import RequestProgress
+
+
+class ResponseStream:
+    """Builds the responses of one Generate call; admission is the moment of its making."""
+
+    def __init__(self, *, progress: RequestProgress, clock: Clock, include_revealed: bool) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._include_revealed = include_revealed
+        self._admitted_at_s = clock.now()
+        self._first_commit_s = 0.0
+        self._accepted = False
+
+    def on_event(self, event: scheduler_pb2.ScheduleResponse) -> Iterator[inference_pb2.GenerateResponse]:
+        """What the client gets for one event; a resumed call's `queued` gives nothing."""
+        match event.WhichOneof("event"):
+            case "queued" if not self._accepted:
+                self._accepted = True
+                yield self._accepted_response()
+            case "step":
+                yield from self._on_step(event.step)
+            case "block_committed":
+                self._progress.block_committed(event.block_committed)
+
+    def finished(self) -> inference_pb2.GenerateResponse:
+        """The last response. Raises `WireError` INTERNAL when the scheduler ended the request with tokens missing."""
+        finish = self._progress.committed.finish
+        if finish is None:
+            raise WireError(Reason.INTERNAL, "the request was ended with tokens missing")
+        usage = inference_pb2.Usage(
+            prompt_tokens=len(self._progress.spec.prompt_token_ids),
+            completion_tokens=self._progress.committed.count_tokens,
+            cache_mode=cache_mode_to_proto(self._progress.spec.cache_mode),
+            time_to_first_commit_s=self._first_commit_s,
+            total_s=self._elapsed_s(),
+            **self._progress.usage_counts(),
+        )
+        finished = inference_pb2.Finished(
+            finish_reason=finish_reason_to_proto(finish), usage=usage, blocks=self._progress.placements()
+        )
+        return inference_pb2.GenerateResponse(finished=finished)
+
+    def _accepted_response(self) -> inference_pb2.GenerateResponse:
+        spec = self._progress.spec
+        accepted = inference_pb2.Accepted(
+            request_id=spec.request_id,
+            prompt_tokens=len(spec.prompt_token_ids),
+            canvas_tokens=spec.canvas_tokens,
+            seed=spec.sampling.seed,
+        )
+        return inference_pb2.GenerateResponse(accepted=accepted)
+
+    def _on_step(self, step: scheduler_pb2.ScheduleStep) -> Iterator[inference_pb2.GenerateResponse]:
+        delta = step_delta_from_proto(step.delta)
+        committed, reveal = self._progress.step(step.block, delta)
+        if self._include_revealed and reveal.provisional:
+            yield _revealed_response(delta, reveal)
+        if committed is not None:
+            if committed.run.from_position == 0:
+                self._first_commit_s = self._elapsed_s()
+            yield _committed_response(committed)
+
+    def _elapsed_s(self) -> float:
+        return self._clock.now() - self._admitted_at_s
+
+
+def _committed_response(committed: CommittedText) -> inference_pb2.GenerateResponse:
+    run = committed.run
+    return inference_pb2.GenerateResponse(
+        committed=inference_pb2.Committed(from_position=run.from_position, token_ids=run.token_ids, text=committed.text)
+    )
+
+
+def _revealed_response(delta: StepDelta, reveal: Reveal) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(
+        revealed=inference_pb2.Revealed(
+            positions=[position for _, position in reveal.provisional],
+            token_ids=[delta.token_ids[index] for index, _ in reveal.provisional],
+            confidences=[delta.confidences[index] for index, _ in reveal.provisional],
+        )
+    )

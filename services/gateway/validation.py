@@ -1,0 +1,89 @@
+"""From the wire to a checked request: every refusal names its field and happens before any compute."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+
+from common.core.params import (
+    DEFAULT_BLOCK_LENGTH_TOKENS,
+    DEFAULT_CONFIDENCE_THRESHOLD,
+    CacheMode,
+    ConfidenceDynamic,
+    ConfidenceQuota,
+    ConfidenceThreshold,
+    RandomReveal,
+    RevealStrategy,
+)
+from common.errors import InvalidPrompt, InvalidRequest
+from common.generation_input import GenerationInput
+from common.model_config import ModelConfig
+from sangam.v1 import inference_pb2, types_pb2
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_ID_BYTES = 16
+_CACHE_MODES = {
+    types_pb2.CACHE_MODE_UNSPECIFIED: CacheMode.DUAL,
+    types_pb2.CACHE_MODE_DUAL: CacheMode.DUAL,
+    types_pb2.CACHE_MODE_PREFIX: CacheMode.PREFIX,
+    types_pb2.CACHE_MODE_NONE: CacheMode.NONE,
+}
+
+
+def request_id_of(request: inference_pb2.GenerateRequest) -> str:
+    """The client's id, or a fresh one that nobody can guess (128 random bits). Raises `InvalidRequest`."""
+    if not request.request_id:
+        return f"gen-{secrets.token_hex(_ID_BYTES)}"
+    if not _REQUEST_ID.fullmatch(request.request_id):
+        raise InvalidRequest(
+            "request_id", "must be 1 to 128 letters, digits or . _ : - and begin with a letter or digit"
+        )
+    return request.request_id
+
+
+def input_of(request: inference_pb2.GenerateRequest) -> GenerationInput:
+    """The request in the project's own words, checked as far as that needs no model. Raises `InvalidRequest`."""
+    prompt = request.WhichOneof("prompt")
+    sampling = request.sampling
+    wanted = GenerationInput(
+        text=request.text if prompt == "text" else None,
+        token_ids=tuple(request.token_ids.ids) if prompt == "token_ids" else None,
+        max_tokens=request.max_tokens,
+        block_length_tokens=request.block_length_tokens or DEFAULT_BLOCK_LENGTH_TOKENS,
+        cache_mode=_cache_mode_of(request),
+        strategy=_strategy_of(sampling),
+        temperature=sampling.temperature,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        ignore_eos=request.ignore_eos,
+    )
+    wanted.check()
+    return wanted
+
+
+def check_vocabulary(token_ids: Sequence[int], model: ModelConfig) -> None:
+    """Raise `InvalidPrompt` for an id outside the model's vocabulary; the mask id may be named here."""
+    for token in token_ids:
+        if not 0 <= token < model.vocab_size_tokens:
+            problem = f"id {token} is outside the vocabulary 0..{model.vocab_size_tokens - 1}"
+            raise InvalidPrompt("token_ids", problem)
+
+
+def _cache_mode_of(request: inference_pb2.GenerateRequest) -> CacheMode:
+    if request.cache_mode not in _CACHE_MODES:
+        raise InvalidRequest("cache_mode", f"{request.cache_mode} is not a cache mode")
+    return _CACHE_MODES[request.cache_mode]
+
+
+def _strategy_of(sampling: types_pb2.SamplingParams) -> RevealStrategy:
+    match sampling.WhichOneof("strategy"):
+        case "confidence_threshold":
+            return ConfidenceThreshold(sampling.confidence_threshold)
+        case "confidence_quota":
+            return ConfidenceQuota(sampling.confidence_quota)
+        case "confidence_dynamic":
+            return ConfidenceDynamic(sampling.confidence_dynamic)
+        case "random":
+            return RandomReveal()
+        case _:
+            return ConfidenceThreshold(DEFAULT_CONFIDENCE_THRESHOLD)

@@ -1,0 +1,1 @@
+"""The prefill worker: `common.worker` in the role PREFILL."""

@@ -1,0 +1,1 @@
+"""The central scheduler: runs `common.core.scheduler.SchedulerCore` over gRPC. No tensors, no text."""

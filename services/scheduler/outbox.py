@@ -1,0 +1,49 @@
+"""What one Schedule call still has to tell its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from common.core.effects import FailRequest, FinishRequest, PublishBlock, PublishStep
+from common.core.ids import RequestId
+from common.errors import WireError
+from common.rpc.status import wire_error_for
+
+Published = PublishStep | PublishBlock | FinishRequest | FailRequest
+
+
+class RequestOutbox:
+    """A queue from the core to one client. Deltas never repeat, so a canvas bounds its length; no back-pressure.
+
+    One reader iterates; the last item it gets is FinishRequest, or the iteration raises WireError.
+    """
+
+    def __init__(self, request_id: RequestId) -> None:
+        self.request_id = request_id
+        self._items: asyncio.Queue[Published | WireError] = asyncio.Queue()
+
+    def put(self, item: Published) -> None:
+        """Append what the core published for this request."""
+        self._items.put_nowait(item)
+
+    def fail(self, error: WireError) -> None:
+        """End the stream with an error that is not the core's (the scheduler itself is stopping)."""
+        self._items.put_nowait(error)
+
+    async def __aiter__(self) -> AsyncIterator[PublishStep | PublishBlock | FinishRequest]:
+        """Items in order. Raises WireError (InvalidRequest with its field) when the request failed."""
+        while True:
+            item = await self._items.get()
+            if isinstance(item, WireError):
+                raise item
+            if isinstance(item, FailRequest):
+                raise failure(item)
+            yield item
+            if isinstance(item, FinishRequest):
+                return
+
+
+def failure(failed: FailRequest) -> WireError:
+    """The error that a failed request's caller gets."""
+    return wire_error_for(failed.reason, failed.message, field=failed.field)

@@ -1,0 +1,65 @@
+"""Puts the scheduler together and serves it until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.clock import MonotonicClock
+from common.config import SchedulerServiceConfig
+from common.core.scheduler import SchedulerCore
+from common.core.scheduler_config import SchedulerConfig
+from common.errors import Reason, WireError
+from common.rpc.server import RpcServer
+from common.rpc.service import write_ready_file
+from sangam.v1 import scheduler_pb2_grpc
+from services.scheduler.fencing import RegistryFencer
+from services.scheduler.liveness import Liveness
+from services.scheduler.servicer import SchedulerServicer
+from services.scheduler.shell import SchedulerShell
+from services.scheduler.worker_calls import WorkerCalls
+
+SERVICE_NAME = "sangam.v1.SchedulerService"
+STOP_GRACE_S = 2.0
+
+
+async def serve(config: SchedulerServiceConfig, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set; then break every stream with SCHEDULER_UNAVAILABLE, so that gateways resume.
+
+    Raises what a bug in the core raised. Raises ConfigError when the port cannot be had.
+    """
+    clock = MonotonicClock()
+    liveness = Liveness(timeout_s=config.heartbeat_timeout_s)
+    shell = SchedulerShell(
+        core=SchedulerCore(core_config(config)),
+        clock=clock,
+        liveness=liveness,
+        calls=WorkerCalls(),
+        fencer=RegistryFencer(config.kv_store_address),
+    )
+    server = RpcServer(service_names=[SERVICE_NAME])
+    servicer = SchedulerServicer(shell=shell, liveness=liveness, clock=clock, mode=config.mode)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server.grpc)
+    address = await server.start(config.host, config.port)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(shell.run())
+            await server.set_serving(True)
+            write_ready_file(config.ready_file, service="scheduler", address=address)
+            stopping = tasks.create_task(stop.wait())
+            await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            await server.set_serving(False)
+            shell.stop(WireError(Reason.SCHEDULER_UNAVAILABLE, "the scheduler is stopping"))
+    finally:
+        await server.stop(STOP_GRACE_S)
+
+
+def core_config(config: SchedulerServiceConfig) -> SchedulerConfig:
+    """The core's part of the service's settings."""
+    return SchedulerConfig(
+        mode=config.mode,
+        overload_threshold_tokens=config.overload_threshold,
+        overflow_enabled=config.overflow,
+        max_attempts=config.max_attempts,
+        max_queued_requests=config.max_queued_requests,
+    )

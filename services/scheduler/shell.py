@@ -1,0 +1,242 @@
+"""The seam between the pure core and the world: events go in, each effect becomes a call, an order or a message.
+
+Everything runs on one event loop, so `apply` is atomic: the core handles an event and its effects are started before
+anything else happens. Each CallPrefill/CallDecode is a task of `run`'s task group whose results are the next events.
+A bug in the core ends `run`, and with it the process: half-applied state is never served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from common.clock import Clock
+from common.core.cluster import ClusterView, WorkerSpec
+from common.core.effects import (
+    CallDecode,
+    CallPrefill,
+    CancelCall,
+    FailRequest,
+    FenceWorker,
+    FinishRequest,
+    PublishBlock,
+    PublishStep,
+    ReleaseKv,
+    SchedulerEffect,
+)
+from common.core.events import (
+    RequestCancelled,
+    RequestSubmitted,
+    SchedulerEvent,
+    Tick,
+    WorkerDraining,
+    WorkerLost,
+    WorkerRegistered,
+)
+from common.core.ids import CallId, RequestId, WorkerLife
+from common.core.scheduler import SchedulerCore
+from common.core.work import RequestSpec
+from common.errors import Reason, WireError
+from services.scheduler.fencing import RegistryFencer
+from services.scheduler.liveness import Liveness
+from services.scheduler.outbox import RequestOutbox
+from services.scheduler.worker_calls import CallOutcome, WorkerCalls
+
+log = logging.getLogger(__name__)
+
+
+class SchedulerShell:
+    """Drives one `SchedulerCore`. Methods are called on the event loop that awaits `run`."""
+
+    def __init__(
+        self, *, core: SchedulerCore, clock: Clock, liveness: Liveness, calls: WorkerCalls, fencer: RegistryFencer
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._liveness = liveness
+        self._worker_calls = calls
+        self._fencer = fencer
+        self._tasks: asyncio.TaskGroup | None = None
+        self._calls: dict[CallId, asyncio.Task[None]] = {}
+        self._outboxes: dict[RequestId, RequestOutbox] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopping = False
+        self._dispatch: dict[type[SchedulerEffect], Callable[[Any], None]] = {
+            CallPrefill: self._call_prefill,
+            CallDecode: self._call_decode,
+            CancelCall: self._cancel_call,
+            ReleaseKv: self._release_kv,
+            FenceWorker: self._fence_worker,
+            PublishStep: self._publish,
+            PublishBlock: self._publish,
+            FinishRequest: self._publish_last,
+            FailRequest: self._publish_last,
+        }
+
+    async def run(self) -> None:
+        """Own all tasks until `stop`; raises what a bug in the core or in a task raised."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            background = [tasks.create_task(self._fencer.run()), tasks.create_task(self._watch_silence())]
+            try:
+                await self._ended
+            finally:
+                self._stopping = True
+                if self._timer is not None:
+                    self._timer.cancel()
+                for task in (*background, *self._calls.values()):
+                    task.cancel()
+        await self._worker_calls.aclose()
+
+    def stop(self, error: WireError) -> None:
+        """End every stream with `error`, cancel every call, and let `run` return."""
+        self._stopping = True
+        for outbox in self._outboxes.values():
+            outbox.fail(error)
+        self._liveness.close_all(error)
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    @property
+    def view(self) -> ClusterView:
+        """The core's present state, for people and tests."""
+        return self._core.view()
+
+    def submit(self, spec: RequestSpec) -> RequestOutbox:
+        """Take a request on. Raises WireError, with nothing changed, when the core refuses it."""
+        self._check_serving()
+        outbox = RequestOutbox(spec.request_id)
+        effects = self._handle(RequestSubmitted(spec=spec))
+        self._outboxes[spec.request_id] = outbox
+        self._carry_out(effects)
+        return outbox
+
+    def abandon(self, outbox: RequestOutbox, reason: Reason) -> None:
+        """The client of `outbox` is gone: cancel its request, unless it has ended."""
+        if self._outboxes.get(outbox.request_id) is outbox and not self._stopping:
+            del self._outboxes[outbox.request_id]
+            self.apply(RequestCancelled(request_id=outbox.request_id, reason=reason))
+
+    def register(self, worker: WorkerSpec) -> None:
+        """A worker life is ready for work. Raises STALE_INCARNATION when that life has ended."""
+        self._check_serving()
+        self._liveness.register(worker.life, self._clock.now())
+        self._worker_calls.connect(worker)
+        self.apply(WorkerRegistered(worker=worker))
+
+    def lose(self, life: WorkerLife, why: str) -> None:
+        """A worker life is over; idempotent."""
+        if self._stopping or not self._liveness.is_alive(life):
+            return
+        log.warning("worker %s life %d is lost: %s", life.worker_id, life.incarnation, why)
+        self._end_life(life)
+        self.apply(WorkerLost(life=life))
+
+    def drain(self, life: WorkerLife, *, order: bool) -> None:
+        """Give a worker nothing new; `order`: tell it to finish and exit. Idempotent."""
+        if self._liveness.mark_draining(life, order=order):
+            self.apply(WorkerDraining(life=life))
+
+    def apply(self, event: SchedulerEvent) -> None:
+        """Let the core handle a fact and carry out what follows."""
+        if not self._stopping:
+            self._carry_out(self._handle(event))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task owned by `run`: its exceptions end the process."""
+        assert self._tasks is not None, "the shell is not running"
+        return self._tasks.create_task(coroutine)
+
+    def _check_serving(self) -> None:
+        if self._tasks is None or self._stopping:
+            raise WireError(Reason.SCHEDULER_UNAVAILABLE, "the scheduler is starting or stopping; try again")
+
+    def _handle(self, event: SchedulerEvent) -> list[SchedulerEffect]:
+        try:
+            return self._core.handle(event, self._clock.now())
+        except WireError:
+            if isinstance(event, RequestSubmitted):
+                raise
+            self._crash()
+            raise
+        except BaseException:
+            self._crash()
+            raise
+
+    def _crash(self) -> None:
+        """Hand the exception now being handled to `run`: its caller may be a handler that would only log it."""
+        error = sys.exception()
+        assert error is not None
+        self._stopping = True
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _carry_out(self, effects: list[SchedulerEffect]) -> None:
+        for effect in effects:
+            self._dispatch[type(effect)](effect)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wakeup_s = self._core.next_wakeup()
+        if wakeup_s is not None:
+            delay_s = max(0.0, wakeup_s - self._clock.now())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.apply, Tick())
+
+    def _call_prefill(self, effect: CallPrefill) -> None:
+        self._start_call(effect.call_id, self._worker_calls.prefill(effect))
+
+    def _call_decode(self, effect: CallDecode) -> None:
+        self._start_call(effect.call_id, self._worker_calls.decode(effect))
+
+    def _start_call(self, call_id: CallId, outcomes: AsyncGenerator[CallOutcome, None]) -> None:
+        task = self.spawn(self._follow(outcomes))
+        self._calls[call_id] = task
+        task.add_done_callback(lambda done: self._forget_call(call_id))
+
+    def _forget_call(self, call_id: CallId) -> None:
+        self._calls.pop(call_id, None)
+
+    async def _follow(self, outcomes: AsyncGenerator[CallOutcome, None]) -> None:
+        async with aclosing(outcomes):
+            async for outcome in outcomes:
+                self.apply(outcome)
+
+    def _cancel_call(self, effect: CancelCall) -> None:
+        task = self._calls.pop(effect.call_id, None)
+        if task is not None:
+            task.cancel()
+
+    def _release_kv(self, effect: ReleaseKv) -> None:
+        self._liveness.release_kv(effect.owner, effect.attempt)
+
+    def _fence_worker(self, effect: FenceWorker) -> None:
+        self._end_life(effect.life)
+        self._fencer.fence(effect.life)
+
+    def _end_life(self, life: WorkerLife) -> None:
+        self._liveness.end(life)
+        self.spawn(self._worker_calls.disconnect(life))
+
+    def _publish(self, effect: PublishStep | PublishBlock) -> None:
+        outbox = self._outboxes.get(effect.request_id)
+        if outbox is not None:
+            outbox.put(effect)
+
+    def _publish_last(self, effect: FinishRequest | FailRequest) -> None:
+        outbox = self._outboxes.pop(effect.request_id, None)
+        if outbox is not None:
+            outbox.put(effect)
+
+    async def _watch_silence(self) -> None:
+        while True:
+            await self._clock.sleep(self._liveness.timeout_s / 4)
+            for life in self._liveness.silent(self._clock.now()):
+                self.lose(life, f"silent for more than {self._liveness.timeout_s:g} s")

@@ -1,0 +1,240 @@
+"""A cluster that exists only on paper: what workers hold, how far calls have come, what requests are owed.
+
+Shares no code with the scheduler's policy; `tests.core.scheduler_oracle` judges the core by it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from common.core import effects as fx
+from common.core import events as ev
+from common.core.cluster import WorkerSpec
+from common.core.ids import BlockAttempt, RequestId, Role, ServingMode, WorkerLife
+from common.core.params import CacheMode
+from common.core.scheduler_config import SchedulerConfig
+from common.core.work import (
+    BlockCompletion,
+    BlockWork,
+    FinishReason,
+    KvHandle,
+    KvSource,
+    LocalPrefill,
+    RemoteKv,
+    RequestSpec,
+    StepDelta,
+)
+from common.errors import Reason
+from tests.core.samples import delta
+
+LEASE_S = 5.0
+WAITING, PREFILLING, READY, DECODING = "waiting", "prefilling", "ready", "decoding"
+
+
+class Violation(AssertionError):
+    """The core did something that no right scheduler does."""
+
+
+def require(condition: bool, what: object) -> None:
+    """Object unless the condition holds."""
+    if not condition:
+        raise Violation(str(what))
+
+
+@dataclass
+class PaperCall:
+    """A call that the core believes to run, and how far the worker has come."""
+
+    effect: fx.CallPrefill | fx.CallDecode
+    revealed: set[int]
+    step: int
+    kv_received: bool = False
+
+    @property
+    def work(self) -> BlockWork:
+        return self.effect.work
+
+    @property
+    def source(self) -> KvSource | None:
+        return self.effect.source if isinstance(self.effect, fx.CallDecode) else None
+
+    @property
+    def prefills(self) -> bool:
+        """Whether its prefill is still outstanding."""
+        return isinstance(self.effect, fx.CallPrefill) or (isinstance(self.source, LocalPrefill) and self.step == 0)
+
+
+@dataclass
+class PaperRequest:
+    """What must be true of one request."""
+
+    spec: RequestSpec
+    key: tuple[float, str]
+    deadline_at: float | None
+    phase: str = WAITING
+    block: int = 0
+    attempt: int = 0
+    shown: dict[int, int] = field(default_factory=dict)
+    call_id: int | None = None
+    kv: KvHandle | None = None
+    lease_end: float = float("inf")
+    first: StepDelta | None = None
+    committing: BlockCompletion | None = None
+    may_fail: Reason | None = None
+    end: fx.FinishRequest | fx.FailRequest | None = None
+
+    @property
+    def now_trying(self) -> BlockAttempt:
+        return BlockAttempt(self.spec.request_id, self.block, self.attempt)
+
+    @property
+    def positions(self) -> range:
+        length = self.spec.block_length_tokens
+        return range(self.block * length, (self.block + 1) * length)
+
+
+class PaperCluster:
+    """Own account of workers, calls and requests, and the arithmetic of who has room."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.now = 0.0
+        self.workers: dict[WorkerLife, WorkerSpec] = {}
+        self.draining: set[WorkerLife] = set()
+        self.newest: dict[str, int] = {}
+        self.requests: dict[RequestId, PaperRequest] = {}
+        self.calls: dict[int, PaperCall] = {}
+        self.kept: dict[tuple[WorkerLife, BlockAttempt], int] = {}
+        self.shy_until: dict[WorkerLife, float] = {}
+
+    # What workers do
+
+    def finish_prefill(self, call: PaperCall, rng: random.Random) -> ev.PrefillCompleted:
+        """The prefill ran; K/V stays at the owner unless the block is complete or needs none."""
+        request = self.requests[call.work.attempt.request_id]
+        first = self.step(call, rng)
+        completion = self.finished(call, rng, forwards=0)
+        kv = None
+        self.close(call.effect.call_id)
+        if completion is not None:
+            request.committing = completion
+        else:
+            request.phase, request.first = READY, first
+            if call.work.cache_mode is not CacheMode.NONE:
+                kv = self.handle(call)
+                self.kept[(kv.owner, kv.attempt)] = kv.pages
+                request.kv, request.lease_end = kv, self.now + kv.lease_s
+        return ev.PrefillCompleted(call_id=call.effect.call_id, first=first, kv=kv, completion=completion)
+
+    def handle(self, call: PaperCall) -> KvHandle:
+        """What the owner says of the K/V that this prefill left."""
+        spec = self.workers[call.effect.target]
+        canvas = call.work.canvas_tokens
+        return KvHandle(
+            attempt=call.work.attempt,
+            owner=spec.life,
+            transport="tcp",
+            address=spec.kv_address,
+            layout_fingerprint=spec.layout_fingerprint,
+            canvas_tokens=canvas,
+            pages=spec.pages_for(canvas),
+            lease_s=LEASE_S,
+        )
+
+    def step(self, call: PaperCall, rng: random.Random) -> StepDelta:
+        """One forward reveals some masked positions."""
+        start = call.work.block_start_position
+        masked = [p for p in range(start, start + call.work.block_length_tokens) if p not in call.revealed]
+        chosen = rng.sample(masked, rng.randint(1, len(masked)))
+        call.revealed.update(chosen)
+        call.step += 1
+        return delta(call.work.attempt.request_id, call.step - 1, chosen)
+
+    def finished(self, call: PaperCall, rng: random.Random, *, forwards: int = 1) -> BlockCompletion | None:
+        """The completion, if the block is complete or an end-of-text came up; else None."""
+        work = call.work
+        start, length = work.block_start_position, work.block_length_tokens
+        last = start + length >= work.max_tokens
+        complete = all(p in call.revealed for p in range(start, min(start + length, work.max_tokens)))
+        stops = bool(call.revealed) and call.step > 0 and rng.random() < 0.05
+        if not complete and not stops:
+            return None
+        finish = FinishReason.STOP if stops else FinishReason.LENGTH if last else None
+        return BlockCompletion(prefill_forwards=1, decode_forwards=forwards, finish=finish)
+
+    def got_kv(self, call: PaperCall) -> None:
+        """The decode worker has the K/V: the owner's pages are free."""
+        call.kv_received = True
+        if isinstance(call.source, RemoteKv):
+            self.kept.pop((call.source.handle.owner, call.source.handle.attempt), None)
+            self.requests[call.work.attempt.request_id].kv = None
+
+    # What must follow
+
+    def bury(self, life: WorkerLife) -> None:
+        """A life is over, and with it its calls and the K/V it kept."""
+        del self.workers[life]
+        self.draining.discard(life)
+        for key in [key for key in self.kept if key[0] == life]:
+            del self.kept[key]
+        for request in self.requests.values():
+            call = None if request.call_id is None else self.calls[request.call_id]
+            on_it = call is not None and call.effect.target == life
+            if on_it or (request.phase == READY and request.kv is not None and request.kv.owner == life):
+                self.expect_retry(request)
+
+    def expect_retry(self, request: PaperRequest) -> None:
+        """The attempt is lost: the next one must start at the prefill."""
+        request.phase, request.first, request.kv, request.lease_end = WAITING, None, None, float("inf")
+        request.attempt += 1
+        if request.attempt >= self.config.max_attempts:
+            request.may_fail = Reason.ATTEMPTS_EXHAUSTED
+
+    def close(self, call_id: int) -> None:
+        """The call has ended by itself."""
+        call = self.calls.pop(call_id)
+        self.requests[call.work.attempt.request_id].call_id = None
+
+    # Own arithmetic
+
+    def free(self, life: WorkerLife) -> int:
+        """Pages that no call and no kept K/V uses."""
+        spec = self.workers[life]
+        used = sum(spec.pages_for(c.work.canvas_tokens) for c in self.calls.values() if c.effect.target == life)
+        return spec.pages_total - used - sum(pages for (owner, _), pages in self.kept.items() if owner == life)
+
+    def outstanding(self, life: WorkerLife) -> int:
+        """Canvas tokens of prefills that have not run."""
+        return sum(c.work.canvas_tokens for c in self.calls.values() if c.effect.target == life and c.prefills)
+
+    def willing(self, role: Role) -> list[WorkerSpec]:
+        """Live workers of that role that do not drain."""
+        return [s for life, s in self.workers.items() if s.role is role and life not in self.draining]
+
+    def has_room(self, spec: WorkerSpec, canvas: int) -> bool:
+        """Whether the worker surely could take the canvas now."""
+        rested = self.shy_until.get(spec.life, 0.0) <= self.now
+        return rested and spec.pages_for(canvas) <= self.free(spec.life)
+
+    def open_prefillers(self, canvas: int) -> list[WorkerSpec]:
+        """Prefill workers that surely could take it now."""
+        theta = self.config.overload_threshold_tokens if self.config.mode is ServingMode.HYBRID else 1 << 60
+        prefillers = self.willing(Role.PREFILL)
+        return [s for s in prefillers if self.has_room(s, canvas) and self.outstanding(s.life) < theta]
+
+    def longest(self) -> int | None:
+        """Longest canvas anyone could serve; None while nobody serves."""
+        readers = [spec.pool_tokens for spec in self.willing(Role.DECODE)]
+        writers = [spec.pool_tokens for spec in self.willing(Role.PREFILL)]
+        if not readers:
+            return None
+        overflows = self.config.mode is ServingMode.HYBRID and self.config.overflow_enabled
+        if self.config.mode is ServingMode.COLOCATED or overflows:
+            return max(readers)
+        return min(max(readers), max(writers)) if writers else None
+
+    def fits(self, spec: RequestSpec) -> bool:
+        """Whether anyone could serve it."""
+        longest = self.longest()
+        return longest is not None and spec.canvas_tokens <= longest

@@ -1,0 +1,208 @@
+"""What a client sees when a handler fails: rich statuses, no exception text, no call without an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc
+import pytest
+
+from common.errors import BadSamplingParams, Reason, WireError
+from common.rpc.status import wire_error
+from common.telemetry import current_trace_id, setup_telemetry, trace_metadata, tracer
+from sangam.v1 import inference_pb2
+from tests.rpc.scripted import Loopback, ScriptedGateway, committed, until
+
+SECRET = "password=hunter2"
+
+
+def raising(error: BaseException):
+    async def unary(context):
+        raise error
+
+    return unary
+
+
+def streaming_then_raising(error: BaseException):
+    async def stream(context):
+        yield committed("before")
+        raise error
+
+    return stream
+
+
+async def unary_error(error: BaseException) -> grpc.aio.AioRpcError:
+    async with Loopback(ScriptedGateway(unary=raising(error))) as loopback:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await loopback.get_model(timeout=10)
+    return caught.value
+
+
+async def stream_error(error: BaseException) -> grpc.aio.AioRpcError:
+    received = []
+    async with Loopback(ScriptedGateway(stream=streaming_then_raising(error))) as loopback:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for message in loopback.generate(timeout=10):
+                received.append(message.committed.text)
+    assert received == ["before"]
+    return caught.value
+
+
+CALLS = pytest.mark.parametrize("call", [unary_error, stream_error])
+
+
+@CALLS
+async def test_overload_arrives_with_reason_metadata_and_retry_delay(call):
+    error = await call(WireError(Reason.QUEUE_FULL, "queue full", metadata={"limit": "9"}, retry_after_s=1.5))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    seen = wire_error(error)
+    assert (seen.reason, seen.message, seen.metadata, seen.retry_after_s) == (
+        Reason.QUEUE_FULL,
+        "queue full",
+        {"limit": "9"},
+        1.5,
+    )
+
+
+@CALLS
+async def test_bad_field_arrives_as_its_own_class_with_its_name(call):
+    error = await call(BadSamplingParams("temperature", "must be 0 or above, not -1"))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    seen = wire_error(error)
+    assert isinstance(seen, BadSamplingParams)
+    assert (seen.field, seen.problem) == ("temperature", "must be 0 or above, not -1")
+    assert str(seen) == "temperature: must be 0 or above, not -1"
+
+
+@CALLS
+async def test_unexpected_exception_shows_a_trace_id_and_no_text(call, caplog):
+    with caplog.at_level(logging.ERROR, logger="common.rpc.interceptors"):
+        error = await call(RuntimeError(SECRET))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert SECRET not in error.details()
+    assert not any(
+        SECRET.encode() in (value if isinstance(value, bytes) else value.encode())
+        for _, value in error.trailing_metadata()
+    )
+    seen = wire_error(error)
+    assert seen.reason is Reason.INTERNAL
+    assert len(seen.metadata["trace_id"]) == 32
+    assert SECRET in caplog.text and seen.metadata["trace_id"] in caplog.text
+
+
+@CALLS
+async def test_errors_of_a_task_group_count_as_their_first_wire_error(call):
+    group = ExceptionGroup("tasks", [WireError(Reason.NO_KV_PAGES, "full"), WireError(Reason.PEER_LOST, "gone")])
+    assert wire_error(await call(group)).reason is Reason.NO_KV_PAGES
+
+
+@CALLS
+async def test_a_bug_beside_a_wire_error_stays_a_bug(call):
+    group = ExceptionGroup("tasks", [WireError(Reason.NO_KV_PAGES, "full"), RuntimeError(SECRET)])
+    assert wire_error(await call(group)).reason is Reason.INTERNAL
+
+
+@CALLS
+async def test_a_cancellation_nobody_asked_for_still_ends_the_call(call):
+    assert wire_error(await call(asyncio.CancelledError())).reason is Reason.CANCELLED
+
+
+@pytest.mark.parametrize("abort_code", [grpc.StatusCode.NOT_FOUND])
+async def test_a_handlers_own_abort_passes_unchanged(abort_code):
+    async def unary(context):
+        await context.abort(abort_code, "mine")
+
+    async with Loopback(ScriptedGateway(unary=unary)) as loopback:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await loopback.get_model(timeout=10)
+    assert (caught.value.code(), caught.value.details()) == (abort_code, "mine")
+
+
+async def test_unknown_method_is_unimplemented():
+    async with Loopback(ScriptedGateway()) as loopback:
+        call: Any = loopback.channel.unary_unary("/sangam.v1.InferenceService/Nothing")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"", timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_client_cancel_reaches_a_unary_handler_as_cancelled_error():
+    started = asyncio.Event()
+    seen: asyncio.Queue[type[BaseException]] = asyncio.Queue()
+
+    async def unary(context):
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except BaseException as error:
+            seen.put_nowait(type(error))
+            raise
+
+    async with Loopback(ScriptedGateway(unary=unary)) as loopback:
+        call = loopback.stub.GetModel(inference_pb2.GetModelRequest())
+        task = asyncio.ensure_future(call)
+        async with asyncio.timeout(10):
+            await started.wait()
+            call.cancel()
+            assert await seen.get() is asyncio.CancelledError
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("waiting_in", ["handler", "write"])
+async def test_client_cancel_closes_a_stream_handler_in_its_own_task(waiting_in):
+    """Also when it stands at `yield` behind a full flow-control window: left to the garbage collector, its `finally`
+    would run later and in a foreign task, where task groups and timeouts around the `yield` break."""
+    tasks: list[Any] = []
+
+    async def stream(context):
+        tasks.append(asyncio.current_task())
+        try:
+            while True:
+                yield committed("x" * 100_000)
+                if waiting_in == "handler":
+                    await asyncio.Event().wait()
+        finally:
+            tasks.append(asyncio.current_task())
+
+    async with Loopback(ScriptedGateway(stream=stream)) as loopback, asyncio.timeout(10):
+        call = loopback.open_stream()
+        await call.read()
+        call.cancel()
+        await until(lambda: len(tasks) == 2)
+    assert tasks[0] is tasks[1]
+
+
+async def test_streams_whose_clients_leave_log_nothing(caplog):
+    async def stream(context):
+        while True:
+            yield committed("x" * 1000)
+            await asyncio.sleep(0)
+
+    gateway = ScriptedGateway(stream=stream)
+
+    async def leave_after(messages: int) -> None:
+        call = loopback.open_stream()
+        for _ in range(messages):
+            await call.read()
+        call.cancel()
+
+    async with Loopback(gateway) as loopback, asyncio.timeout(20):
+        await asyncio.gather(*(leave_after(1 + number % 7) for number in range(60)))
+        await until(lambda: gateway.streams_open == 0)
+    assert caplog.records == []
+
+
+async def test_handler_runs_in_the_callers_trace():
+    setup_telemetry("test_rpc", "")
+    seen: asyncio.Queue[str] = asyncio.Queue()
+
+    async def unary(context):
+        seen.put_nowait(current_trace_id())
+
+    async with Loopback(ScriptedGateway(unary=unary)) as loopback:
+        with tracer("test").start_as_current_span("client") as span:
+            await loopback.get_model(metadata=trace_metadata(), timeout=10)
+    assert await seen.get() == f"{span.get_span_context().trace_id:032x}"

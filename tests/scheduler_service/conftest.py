@@ -1,0 +1,103 @@
+"""A real scheduler service in this process, and a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from common.config import SchedulerServiceConfig
+from common.core.ids import RequestId, Role, ServingMode
+from common.core.params import CacheMode, ConfidenceThreshold, SamplingParams
+from common.core.work import RequestSpec
+from common.rpc.channel import open_channel
+from common.rpc.convert import request_spec_to_proto
+from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.scheduler.service import serve
+from tests.scheduler_service.scripted import ScriptedWorker, until
+
+
+class Scheduler:
+    """A running scheduler service and a stub to it."""
+
+    def __init__(self, address: str, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, stop: asyncio.Event) -> None:
+        self.address = address
+        self.stub = stub
+        self.stop = stop
+
+    async def state(self) -> scheduler_pb2.GetClusterStateResponse:
+        """The cluster's state."""
+        return await self.stub.GetClusterState(scheduler_pb2.GetClusterStateRequest())
+
+    async def until_idle(self) -> None:
+        """Wait until no request runs and every page is free in the ledger."""
+        async with asyncio.timeout(10):
+            while True:
+                state = await self.state()
+                busy = [worker for worker in state.workers if worker.pages_free != worker.pages_total]
+                if not busy and not state.running_requests:
+                    return
+                await asyncio.sleep(0.01)
+
+
+StartScheduler = Callable[..., Awaitable[Scheduler]]
+AddWorker = Callable[..., Awaitable[ScriptedWorker]]
+
+
+def make_request(
+    request_id: str = "r", *, max_tokens: int = 20, block_length: int = 8
+) -> scheduler_pb2.ScheduleRequest:
+    """A request of three blocks (8, 8 and 4 tokens) unless told otherwise."""
+    spec = RequestSpec(
+        request_id=RequestId(request_id),
+        prompt_token_ids=(1, 2, 3),
+        max_tokens=max_tokens,
+        block_length_tokens=block_length,
+        cache_mode=CacheMode.DUAL,
+        sampling=SamplingParams(strategy=ConfidenceThreshold(0.9), temperature=0.0, seed=1),
+        ignore_eos=True,
+    )
+    return request_spec_to_proto(spec)
+
+
+@pytest.fixture
+async def start_scheduler(tmp_path: Path) -> AsyncIterator[StartScheduler]:
+    """Start scheduler services; they are stopped, and must end well, when the test ends."""
+    stack = AsyncExitStack()
+
+    async def start(mode: ServingMode = ServingMode.DISAGGREGATED, **settings: object) -> Scheduler:
+        ready_file = tmp_path / "ready.json"
+        config = SchedulerServiceConfig(mode=mode, ready_file=ready_file, **settings)  # type: ignore[arg-type]  # by test
+        stop = asyncio.Event()
+        serving = asyncio.create_task(serve(config, stop))
+        await until(lambda: ready_file.exists() or serving.done())
+        address = json.loads(ready_file.read_text())["address"]
+
+        async def end() -> None:
+            stop.set()
+            await serving
+
+        stack.push_async_callback(end)
+        channel = await stack.enter_async_context(open_channel(address))
+        return Scheduler(address, scheduler_pb2_grpc.SchedulerServiceStub(channel), stop)
+
+    async with stack:
+        yield start
+
+
+@pytest.fixture
+async def add_worker() -> AsyncIterator[AddWorker]:
+    """Have scripted workers join a scheduler; they leave when the test ends."""
+    async with AsyncExitStack() as stack:
+
+        async def add(scheduler: Scheduler, worker_id: str, role: Role, *, incarnation: int = 1) -> ScriptedWorker:
+            worker = ScriptedWorker(worker_id, role, incarnation=incarnation)
+            stack.push_async_callback(worker.leave)
+            await worker.join(scheduler.address)
+            return worker
+
+        yield add

@@ -1,0 +1,338 @@
+"""The scheduler service over real gRPC, with the real core and scripted workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable
+
+import grpc
+import pytest
+
+from common.core.ids import BlockAttempt, RequestId, Role, ServingMode, WorkerId, WorkerLife
+from common.errors import Reason, WireError
+from common.rpc.convert import block_attempt_to_proto, worker_life_to_proto, worker_spec_to_proto
+from common.rpc.server import RpcServer
+from common.rpc.status import wire_error
+from sangam.v1 import kv_registry_pb2_grpc, scheduler_pb2
+from tests.scheduler_service.conftest import AddWorker, StartScheduler, make_request
+from tests.scheduler_service.scripted import PAGES, ScriptedRegistry, ScriptedWorker, token_at, until
+
+Response = scheduler_pb2.ScheduleResponse
+
+
+async def collect(call: AsyncIterable[Response]) -> list[Response]:
+    return [response async for response in call]
+
+
+def revealed(responses: list[Response]) -> dict[int, int]:
+    """Token by position; fails when a position comes twice."""
+    pairs = [
+        pair
+        for response in responses
+        if response.WhichOneof("event") == "step"
+        for pair in zip(response.step.delta.positions, response.step.delta.token_ids, strict=True)
+    ]
+    assert len(dict(pairs)) == len(pairs), "a position was told twice"
+    return dict(pairs)
+
+
+async def failure_of(call: AsyncIterable[Response]) -> WireError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    return wire_error(caught.value)
+
+
+async def test_disaggregated_request_runs_block_by_block_to_its_end(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler(ServingMode.DISAGGREGATED)
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    responses = await collect(scheduler.stub.Schedule(make_request()))
+    assert responses[0].WhichOneof("event") == "queued"
+    assert revealed(responses) == {position: token_at(position) for position in range(20)}
+    placements = [response.block_committed for response in responses if response.HasField("block_committed")]
+    assert [placement.block for placement in placements] == [0, 1, 2]
+    assert {placement.prefill_worker_id for placement in placements} == {"p"}
+    assert {placement.decode_worker_id for placement in placements} == {"d"}
+    assert [placement.transfer_bytes for placement in placements] == [1234] * 3
+    assert responses[-1].finished.finish_reason != 0
+    assert decode.sources == ["remote"] * 3
+    # Each block's work carries exactly the earlier blocks.
+    assert [len(work.generated_token_ids) for work in prefill.works] == [0, 8, 16]
+    assert prefill.works[2].generated_token_ids == tuple(token_at(position) for position in range(16))
+    await scheduler.until_idle()
+
+
+async def test_colocated_request_runs_on_decode_workers_alone(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler(ServingMode.COLOCATED)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    responses = await collect(scheduler.stub.Schedule(make_request()))
+    assert revealed(responses) == {position: token_at(position) for position in range(20)}
+    assert decode.sources == ["local_prefill"] * 3
+
+
+async def test_block_that_its_prefill_completes_needs_no_decode(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    responses = await collect(scheduler.stub.Schedule(make_request(max_tokens=1)))
+    assert revealed(responses) == {0: token_at(0)}
+    assert decode.works == []
+    await scheduler.until_idle()
+
+
+async def test_live_request_id_is_refused_and_the_live_request_goes_on(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    await add_worker(scheduler, "d", Role.DECODE)
+    prefill.gate.clear()
+    first = asyncio.create_task(collect(scheduler.stub.Schedule(make_request("same"))))
+    await asyncio.wait_for(prefill.started.wait(), 10)
+    assert (await failure_of(scheduler.stub.Schedule(make_request("same")))).reason is Reason.DUPLICATE_REQUEST_ID
+    prefill.gate.set()
+    assert len(revealed(await first)) == 20
+
+
+async def test_canvas_beyond_every_pool_is_refused_naming_the_field(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    await add_worker(scheduler, "p", Role.PREFILL)
+    await add_worker(scheduler, "d", Role.DECODE)
+    error = await failure_of(scheduler.stub.Schedule(make_request(max_tokens=PAGES * 16)))
+    assert error.reason is Reason.TOO_LONG
+    assert error.metadata["field"] == "max_tokens"
+
+
+async def test_cancelled_client_cancels_the_worker_and_frees_the_pages(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    decode.gate.clear()
+    call = scheduler.stub.Schedule(make_request())
+    await call.read()
+    await asyncio.wait_for(decode.started.wait(), 10)
+    call.cancel()
+    await asyncio.wait_for(decode.cancelled.wait(), 10)
+    await scheduler.until_idle()
+
+
+async def test_cancelled_decode_has_the_prefill_worker_release_its_kv(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    decode.gate.clear()
+    call = scheduler.stub.Schedule(make_request("r"))
+    await call.read()
+    await asyncio.wait_for(decode.started.wait(), 10)
+    call.cancel()
+    await until(lambda: any(orders.release_kv for orders in prefill.orders))
+    released = [attempt for orders in prefill.orders for attempt in orders.release_kv]
+    assert [(attempt.request_id, attempt.block, attempt.attempt) for attempt in released] == [("r", 0, 0)]
+
+
+async def test_deadline_ends_the_request_and_travels_to_the_worker(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    await add_worker(scheduler, "d", Role.DECODE)
+    prefill.gate.clear()
+    error = await failure_of(scheduler.stub.Schedule(make_request(), timeout=0.5))
+    assert error.reason is Reason.DEADLINE_EXCEEDED
+    (timeout_s,) = prefill.timeouts_s
+    assert timeout_s is not None and timeout_s < 0.5
+    await asyncio.wait_for(prefill.cancelled.wait(), 10)
+    await scheduler.until_idle()
+
+
+async def test_lost_decode_worker_costs_an_attempt_not_the_request(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    dying = await add_worker(scheduler, "d1", Role.DECODE)
+    dying.gate.clear()
+    running = asyncio.create_task(collect(scheduler.stub.Schedule(make_request())))
+    await asyncio.wait_for(dying.started.wait(), 10)
+    await dying.leave()
+    await add_worker(scheduler, "d2", Role.DECODE)
+    responses = await running
+    assert revealed(responses) == {position: token_at(position) for position in range(20)}
+    placements = [response.block_committed for response in responses if response.HasField("block_committed")]
+    assert placements[0].attempts == 2
+    assert {placement.decode_worker_id for placement in placements} == {"d2"}
+    assert [work.attempt.attempt for work in prefill.works] == [0, 1, 0, 0]
+    # The others were told of the life that ended.
+    await until(lambda: any(life.worker_id == "d1" for orders in prefill.orders for life in orders.lost_peers))
+
+
+async def test_silent_worker_is_lost(start_scheduler: StartScheduler, add_worker: AddWorker) -> None:
+    scheduler = await start_scheduler(heartbeat_timeout_s=0.4)
+    worker = await add_worker(scheduler, "p", Role.PREFILL)
+    assert len((await scheduler.state()).workers) == 1
+    worker.speaking = False
+    async with asyncio.timeout(10):
+        while (await scheduler.state()).workers:
+            await asyncio.sleep(0.02)
+    # Its own stream tells it so, and the ended life may not come back.
+    await until(lambda: worker.heartbeat_ended_with is grpc.StatusCode.FAILED_PRECONDITION)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await scheduler.stub.RegisterWorker(worker_spec_to_proto(worker.spec()))
+    assert wire_error(caught.value).reason is Reason.STALE_INCARNATION
+
+
+async def test_registered_worker_that_never_speaks_is_lost(
+    start_scheduler: StartScheduler,
+) -> None:
+    scheduler = await start_scheduler(heartbeat_timeout_s=0.3)
+    mute = ScriptedWorker("mute", Role.DECODE)
+    spec = worker_spec_to_proto(mute.spec())
+    spec.address = "127.0.0.1:9"
+    await scheduler.stub.RegisterWorker(spec)
+    async with asyncio.timeout(10):
+        while (await scheduler.state()).workers:
+            await asyncio.sleep(0.02)
+
+
+async def test_newer_incarnation_takes_the_place_of_the_older(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    older = await add_worker(scheduler, "p", Role.PREFILL, incarnation=5)
+    await add_worker(scheduler, "p", Role.PREFILL, incarnation=6)
+    assert [worker.life.incarnation for worker in (await scheduler.state()).workers] == [6]
+    await until(lambda: older.heartbeat_ended_with is grpc.StatusCode.FAILED_PRECONDITION)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await scheduler.stub.RegisterWorker(worker_spec_to_proto(older.spec()))
+    assert wire_error(caught.value).reason is Reason.STALE_INCARNATION
+
+
+async def test_registering_a_living_life_again_changes_nothing(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    worker = await add_worker(scheduler, "p", Role.PREFILL)
+    answer = await scheduler.stub.RegisterWorker(worker_spec_to_proto(worker.spec()))
+    assert answer.heartbeat_timeout_ms == 3000
+    assert len((await scheduler.state()).workers) == 1
+    assert worker.heartbeat_ended_with is None
+
+
+async def test_heartbeat_of_an_unknown_life_is_refused(start_scheduler: StartScheduler) -> None:
+    scheduler = await start_scheduler()
+    call = scheduler.stub.Heartbeat()
+    life = worker_life_to_proto(WorkerLife(WorkerId("ghost"), 1))
+    await call.write(scheduler_pb2.HeartbeatRequest(life=life))
+    assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_malformed_heartbeat_ends_its_own_stream_only(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    worker = await add_worker(scheduler, "p", Role.PREFILL)
+    attempt = block_attempt_to_proto(BlockAttempt(RequestId("r"), 0, 0))
+    attempt.request_id = ""
+    await worker.say(scheduler_pb2.HeartbeatRequest(kv_ended=[attempt]))
+    await until(lambda: worker.heartbeat_ended_with is grpc.StatusCode.INVALID_ARGUMENT)
+    assert (await scheduler.state()).mode != 0
+
+
+async def test_drained_worker_is_told_and_gets_nothing_new(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler(ServingMode.COLOCATED)
+    drained = await add_worker(scheduler, "a", Role.DECODE)
+    other = await add_worker(scheduler, "b", Role.DECODE)
+    await scheduler.stub.DrainWorker(scheduler_pb2.DrainWorkerRequest(worker_id="a"))
+    await scheduler.stub.DrainWorker(scheduler_pb2.DrainWorkerRequest(worker_id="a"))
+    await until(lambda: any(orders.drain for orders in drained.orders))
+    await collect(scheduler.stub.Schedule(make_request()))
+    assert drained.works == []
+    assert len(other.works) == 3
+    assert [worker.draining for worker in (await scheduler.state()).workers] == [True, False]
+
+
+async def test_draining_an_unknown_worker_names_those_there_are(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    await add_worker(scheduler, "p", Role.PREFILL)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await scheduler.stub.DrainWorker(scheduler_pb2.DrainWorkerRequest(worker_id="x"))
+    error = wire_error(caught.value)
+    assert error.reason is Reason.WORKER_NOT_FOUND
+    assert "registered: p" in error.message
+
+
+async def test_registry_hears_of_ended_lives_even_if_it_fails_at_first(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    registry = ScriptedRegistry(failures=2)
+    server = RpcServer(service_names=[])
+    kv_registry_pb2_grpc.add_KvRegistryServiceServicer_to_server(registry, server.grpc)
+    address = await server.start("127.0.0.1", 0)
+    try:
+        scheduler = await start_scheduler(kv_store_address=address)
+        worker = await add_worker(scheduler, "p", Role.PREFILL, incarnation=7)
+        await worker.leave()
+        await until(lambda: registry.fenced == [("p", 7)])
+    finally:
+        await server.stop(None)
+
+
+async def test_dead_registry_does_not_hold_requests_up(start_scheduler: StartScheduler, add_worker: AddWorker) -> None:
+    scheduler = await start_scheduler(ServingMode.COLOCATED, kv_store_address="127.0.0.1:9")
+    await (await add_worker(scheduler, "gone", Role.DECODE)).leave()
+    await add_worker(scheduler, "d", Role.DECODE)
+    responses = await collect(scheduler.stub.Schedule(make_request()))
+    assert len(revealed(responses)) == 20
+
+
+async def test_refusal_for_memory_is_tried_again(start_scheduler: StartScheduler, add_worker: AddWorker) -> None:
+    scheduler = await start_scheduler()
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    decode.refusals.append(WireError(Reason.NO_KV_PAGES, "scripted"))
+    responses = await collect(scheduler.stub.Schedule(make_request(max_tokens=8)))
+    assert len(revealed(responses)) == 8
+    # Same attempt, and the K/V that lies at the prefill worker is used.
+    assert [work.attempt.attempt for work in decode.works] == [0, 0]
+    assert len(prefill.works) == 1
+
+
+async def test_stopping_scheduler_says_so_to_running_requests(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    await add_worker(scheduler, "d", Role.DECODE)
+    prefill.gate.clear()
+    running = asyncio.create_task(failure_of(scheduler.stub.Schedule(make_request())))
+    await asyncio.wait_for(prefill.started.wait(), 10)
+    scheduler.stop.set()
+    assert (await running).reason is Reason.SCHEDULER_UNAVAILABLE
+    await asyncio.wait_for(prefill.cancelled.wait(), 10)
+
+
+async def test_many_requests_at_once_all_finish(start_scheduler: StartScheduler, add_worker: AddWorker) -> None:
+    scheduler = await start_scheduler()
+    await add_worker(scheduler, "p", Role.PREFILL)
+    await add_worker(scheduler, "d1", Role.DECODE)
+    await add_worker(scheduler, "d2", Role.DECODE)
+    calls = [collect(scheduler.stub.Schedule(make_request(f"r{index}"))) for index in range(100)]
+    for responses in await asyncio.gather(*calls):
+        assert len(revealed(responses)) == 20
+    await scheduler.until_idle()

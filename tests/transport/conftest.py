@@ -1,0 +1,58 @@
+"""The transports that the contract suite runs over, and an owner with its provider."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from common.core.work import KvHandle
+from common.transport.base import FetchStats, KvSink, KvTransport
+from common.transport.inproc import InprocNetwork, InprocTransport
+from common.transport.tcp import TcpTransport
+from tests.transport.doubles import MemoryLease, MemoryProvider, handle_for
+
+
+@dataclass
+class Pair:
+    """One owner that listens and one reader, of the same kind."""
+
+    owner: KvTransport
+    reader: KvTransport
+    provider: MemoryProvider
+    address: str
+
+    def handle(self, number: int = 0) -> KvHandle:
+        return handle_for(self.address, number, transport=self.reader.name)
+
+    async def fetch(self, sink: KvSink, number: int = 0, timeout_s: float = 20.0) -> FetchStats:
+        return await self.reader.fetch(handle=self.handle(number), sink=sink, timeout_s=timeout_s)
+
+    async def closed(self, lease: MemoryLease) -> list[bool]:
+        """How the lease was closed, once it was."""
+        async with asyncio.timeout(20.0):
+            await lease.closed.wait()
+        return lease.closes
+
+
+def _inproc_maker() -> Callable[[], KvTransport]:
+    network = InprocNetwork()
+    return lambda: InprocTransport(network)
+
+
+_MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {"inproc": _inproc_maker, "tcp": lambda: TcpTransport}
+
+
+@pytest.fixture(params=sorted(_MAKERS))
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    make = _MAKERS[request.param]()
+    owner, reader, provider = make(), make(), MemoryProvider()
+    address = await owner.listen("127.0.0.1", provider)
+    yield Pair(owner, reader, provider, address)
+    await reader.aclose()
+    await owner.aclose()
+    for lease in provider.leases.values():
+        assert len(lease.closes) == lease.opened.is_set(), "a lease is closed exactly once if it was opened"
+        assert not lease.views_after_close

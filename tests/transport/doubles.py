@@ -1,0 +1,142 @@
+"""In-memory owners and readers that record what a transport did with them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
+from common.core.work import KvHandle
+from common.errors import Reason, WireError
+from common.transport.base import KvReadRequest
+
+OWNER = WorkerLife(WorkerId("p0"), 7)
+LAYOUT = "layout-1"
+
+
+def attempt(number: int = 0) -> BlockAttempt:
+    return BlockAttempt(RequestId(f"request-{number}"), 3, 1)
+
+
+def scattered_views(data: bytes, piece_bytes: int, *, gap_bytes: int) -> list[memoryview]:
+    """Writable views that hold `data` in pieces, `gap_bytes` apart in one buffer."""
+    pieces = [data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes)]
+    memory = memoryview(bytearray(b"\xee" * (len(pieces) * (piece_bytes + gap_bytes))))
+    views = []
+    for index, piece in enumerate(pieces):
+        start = index * (piece_bytes + gap_bytes)
+        view = memory[start : start + len(piece)]
+        view[:] = piece
+        views.append(view)
+    return views
+
+
+def random_layers(layers: int, layer_bytes: int, seed: int = 0) -> list[bytes]:
+    return [random.Random(seed * 1000 + layer).randbytes(layer_bytes) for layer in range(layers)]
+
+
+class MemoryLease:
+    """Lends `layers_data`, cut in pieces with gaps. Set the hooks before the read starts."""
+
+    def __init__(self, layers_data: Sequence[bytes], *, piece_bytes: int = 1 << 30, gap_bytes: int = 0) -> None:
+        self._views = [
+            scattered_views(data, min(piece_bytes, max(len(data), 1)), gap_bytes=gap_bytes) for data in layers_data
+        ]
+        self._revoked: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
+        self.opened = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.closes: list[bool] = []
+        self.checks = 0
+        self.views_after_close = 0
+        self.reached: dict[int, asyncio.Event] = {layer: asyncio.Event() for layer in range(len(layers_data))}
+        self.gates: dict[int, asyncio.Event] = {}
+        self.on_check: Callable[[int], None] = lambda _: None
+
+    @property
+    def layers(self) -> int:
+        return len(self._views)
+
+    def check(self) -> None:
+        self.checks += 1
+        self.on_check(self.checks)
+
+    async def wait_layer(self, layer: int) -> None:
+        self.reached[layer].set()
+        if layer in self.gates:
+            await self.gates[layer].wait()
+
+    def views(self, layer: int) -> Sequence[memoryview]:
+        self.views_after_close += bool(self.closes)
+        return [view.toreadonly() for view in self._views[layer]]
+
+    async def revoked(self) -> WireError:
+        return await asyncio.shield(self._revoked)
+
+    def revoke(self, error: WireError) -> None:
+        self._revoked.set_result(error)
+
+    def close(self, *, delivered: bool) -> None:
+        self.closes.append(delivered)
+        self.closed.set()
+
+
+class MemoryProvider:
+    """Lends prepared leases by attempt; `refusal` refuses everything."""
+
+    def __init__(self) -> None:
+        self.leases: dict[BlockAttempt, MemoryLease] = {}
+        self.requests: list[KvReadRequest] = []
+        self.refusal: Exception | None = None
+
+    def lend(self, layers_data: Sequence[bytes], number: int = 0, **cut: int) -> MemoryLease:
+        lease = self.leases[attempt(number)] = MemoryLease(layers_data, **cut)
+        return lease
+
+    def open_read(self, request: KvReadRequest) -> MemoryLease:
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        if request.attempt not in self.leases:
+            raise WireError(Reason.KV_NOT_FOUND, "no such K/V here")
+        lease = self.leases[request.attempt]
+        lease.opened.set()
+        return lease
+
+
+class MemorySink:
+    """Takes layers of one size into pieces with gaps; `content` joins them again."""
+
+    def __init__(self, layers: int, layer_bytes: int, *, piece_bytes: int = 1 << 30, gap_bytes: int = 0) -> None:
+        piece = min(piece_bytes, max(layer_bytes, 1))
+        self._views = [scattered_views(bytes(layer_bytes), piece, gap_bytes=gap_bytes) for _ in range(layers)]
+        self.asked: list[int] = []
+        self.completed: list[tuple[int, bytes]] = []
+
+    @property
+    def layers(self) -> int:
+        return len(self._views)
+
+    def views(self, layer: int) -> Sequence[memoryview]:
+        self.asked.append(layer)
+        return self._views[layer]
+
+    async def complete(self, layer: int) -> None:
+        self.completed.append((layer, b"".join(self._views[layer])))
+
+    @property
+    def content(self) -> list[bytes]:
+        return [b"".join(views) for views in self._views]
+
+
+def handle_for(address: str, number: int = 0, *, transport: str = "tcp", pages: int = 1) -> KvHandle:
+    return KvHandle(
+        attempt=attempt(number),
+        owner=OWNER,
+        transport=transport,
+        address=address,
+        layout_fingerprint=LAYOUT,
+        canvas_tokens=pages * 16,
+        pages=pages,
+        lease_s=30.0,
+    )

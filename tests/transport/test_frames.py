@@ -1,0 +1,237 @@
+"""The wire format without a wire: what goes in comes out, and nothing else is believed."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
+from common.errors import InvalidRequest, Reason, WireError
+from common.transport.base import KvReadRequest
+from common.transport.byte_run import ByteRun
+from common.transport.frames import (
+    HEADER_BYTES,
+    MAX_DATA_BYTES,
+    DataFrame,
+    FrameDecoder,
+    FrameKind,
+    SinkCursor,
+    encode_control,
+    encode_data_header,
+)
+from common.transport.messages import Accept, Ack, ControlMessage, MalformedFrame, ReadRequest, Refusal
+from tests.transport.doubles import MemorySink
+from tests.transport.wire_peer import accept_frame, data_frame, request_frame
+
+EVERY_KIND = frozenset(FrameKind)
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+text = st.text(max_size=60)
+
+
+def feed(decoder: FrameDecoder, data: bytes, pieces: random.Random | None = None) -> list[ControlMessage | DataFrame]:
+    """Frames that `data` completes, given in pieces of random sizes."""
+    frames: list[ControlMessage | DataFrame] = []
+    while data:
+        buffer = decoder.buffers()[0]
+        count = min(len(buffer), len(data))
+        if pieces is not None:
+            count = pieces.randint(1, count)
+        buffer[:count], data = data[:count], data[count:]
+        frame = decoder.advance(count)
+        if frame is not None:
+            frames.append(frame)
+    return frames
+
+
+def header(
+    kind: int, *, length: int, layer: int = 0, offset: int = 0, version: int = 1, magic: bytes = b"SGKV"
+) -> bytes:
+    head = struct.pack("<4sBBHIQQI", magic, version, kind, 0, layer, offset, length, 0)
+    return head + struct.pack("<I", zlib.crc32(head))
+
+
+messages = st.one_of(
+    st.builds(Accept, layers=u32, layer_bytes=u64),
+    st.just(Ack()),
+    st.builds(
+        lambda request, worker, block, attempt, incarnation, pages, layout, timeout_s: ReadRequest(
+            read=KvReadRequest(
+                attempt=BlockAttempt(RequestId(request), block, attempt),
+                owner=WorkerLife(WorkerId(worker), incarnation),
+                layout_fingerprint=layout,
+                pages=pages,
+            ),
+            timeout_s=timeout_s,
+        ),
+        text, text, u32, u32, u64, u32, text, st.floats(1e-3, 1e6),
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(messages, max_size=4), st.randoms(use_true_random=False))
+def test_control_messages_survive_any_cutting(sent: list[ControlMessage], pieces: random.Random) -> None:
+    wire = b"".join(map(encode_control, sent))
+    assert feed(FrameDecoder(EVERY_KIND), wire, pieces) == sent
+
+
+@given(st.sampled_from(Reason), st.text(max_size=3000))
+def test_a_refusal_keeps_its_reason_and_the_start_of_its_words(reason: Reason, message: str) -> None:
+    (frame,) = feed(FrameDecoder(EVERY_KIND), encode_control(Refusal(error=WireError(reason, message))))
+    assert isinstance(frame, Refusal) and frame.error.reason is reason
+    assert message.startswith(frame.error.message)
+    assert len(message.encode()) > 1000 or frame.error.message == message
+
+
+def test_a_reason_of_a_later_version_reads_as_internal() -> None:
+    payload = b"\x04\x00NEWS\x02\x00hi"
+    error = Refusal.decode(payload).error
+    assert (error.reason, error.message) == (Reason.INTERNAL, "hi")
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 3), st.randoms(use_true_random=False))
+def test_data_lands_in_the_sink(lengths: list[int], layers: int, pieces: random.Random) -> None:
+    layer_bytes = sum(lengths)
+    data = [random.Random(layer).randbytes(layer_bytes) for layer in range(layers)]
+    wire, expected = b"", []
+    for layer, content in enumerate(data):
+        offset = 0
+        for length in lengths:
+            wire += data_frame(layer, offset, content[offset : offset + length])
+            expected.append(DataFrame(layer=layer, offset_bytes=offset, length_bytes=length))
+            offset += length
+    sink = MemorySink(layers, layer_bytes, piece_bytes=7, gap_bytes=2)
+    decoder, cursor = FrameDecoder(EVERY_KIND), SinkCursor(sink, ByteRun(sink.views(0)))
+    decoder.expect_data(cursor)
+    assert feed(decoder, wire, pieces) == expected
+    assert sink.content == data and cursor.done
+
+
+def decoder_for(layers: int = 2, layer_bytes: int = 8) -> FrameDecoder:
+    decoder = FrameDecoder(EVERY_KIND)
+    sink = MemorySink(layers, layer_bytes)
+    decoder.expect_data(SinkCursor(sink, ByteRun(sink.views(0))))
+    return decoder
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        data_frame(0, 4, b"1234"),
+        data_frame(1, 0, b"12345678"),
+        data_frame(0, 0, b"1234") + data_frame(0, 0, b"1234"),
+        data_frame(0, 0, b"1234") + data_frame(1, 0, b"12345678"),
+        data_frame(0, 0, b"12345678") * 2,
+        data_frame(0, 0, b"12345678") + data_frame(1, 0, b"12345678") + data_frame(2, 0, b"12345678"),
+        header(FrameKind.DATA, length=9),
+        header(FrameKind.DATA, length=2**63),
+        header(FrameKind.DATA, length=0),
+        header(FrameKind.ACCEPT, length=2**64 - 1),
+        header(FrameKind.REFUSAL, length=16 * 1024 + 1),
+        header(FrameKind.ACK, length=0, layer=1),
+        header(0, length=0),
+        header(99, length=0),
+        header(FrameKind.ACK, length=0, magic=b"HTTP"),
+    ],
+)
+def test_frames_out_of_order_or_too_long_are_refused(wire: bytes) -> None:
+    with pytest.raises(MalformedFrame) as caught:
+        feed(decoder_for(), wire)
+    assert caught.value.reason is Reason.KV_CHECKSUM
+
+
+def test_data_longer_than_one_turn_allows_is_refused() -> None:
+    decoder = decoder_for(1, 2 * MAX_DATA_BYTES)
+    with pytest.raises(MalformedFrame):
+        feed(decoder, header(FrameKind.DATA, length=MAX_DATA_BYTES + 1))
+
+
+def test_data_before_it_is_agreed_is_refused() -> None:
+    with pytest.raises(MalformedFrame):
+        feed(FrameDecoder(EVERY_KIND), data_frame(0, 0, b"1234"))
+
+
+def test_a_kind_that_this_side_never_gets_is_refused() -> None:
+    with pytest.raises(MalformedFrame):
+        feed(FrameDecoder(frozenset({FrameKind.REQUEST})), encode_control(Ack()))
+
+
+def test_another_wire_version_is_a_layout_mismatch() -> None:
+    with pytest.raises(WireError) as caught:
+        feed(FrameDecoder(EVERY_KIND), header(FrameKind.ACK, length=0, version=2))
+    assert caught.value.reason is Reason.LAYOUT_MISMATCH
+
+
+@pytest.mark.parametrize(
+    "wire", [request_frame(), accept_frame(2, 8), data_frame(0, 0, b"12345678"), encode_control(Ack())]
+)
+def test_every_flipped_bit_is_found(wire: bytes) -> None:
+    for position in range(len(wire) * 8):
+        damaged = bytearray(wire)
+        damaged[position // 8] ^= 1 << position % 8
+        decoder = decoder_for()
+        with pytest.raises(WireError) as caught:
+            feed(decoder, bytes(damaged))
+        assert caught.value.reason in (Reason.KV_CHECKSUM, Reason.LAYOUT_MISMATCH)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_or_waited_for(garbage: bytes) -> None:
+    decoder = decoder_for()
+    try:
+        assert feed(decoder, garbage) == []
+    except WireError as error:
+        assert error.reason in (Reason.KV_CHECKSUM, Reason.LAYOUT_MISMATCH)
+
+
+@given(st.binary(max_size=80), st.sampled_from([ReadRequest, Accept, Refusal, Ack]))
+def test_garbage_payloads_are_refused(payload: bytes, kind: type[ControlMessage]) -> None:
+    try:
+        message = kind.decode(payload)
+    except MalformedFrame:
+        return
+    assert isinstance(message, Refusal) or message.encode() == payload
+
+
+def test_a_claimed_length_allocates_nothing() -> None:
+    wires = [header(kind, length=2**40) for kind in FrameKind]
+    tracemalloc.start()
+    try:
+        for wire in wires:
+            with pytest.raises(MalformedFrame):
+                feed(FrameDecoder(EVERY_KIND), wire)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("length", [17_000, 70_000])
+def test_a_request_id_too_long_for_a_frame_is_refused(length: int) -> None:
+    read = KvReadRequest(
+        attempt=BlockAttempt(RequestId("x" * length), 0, 0),
+        owner=WorkerLife(WorkerId("p0"), 1),
+        layout_fingerprint="",
+        pages=1,
+    )
+    with pytest.raises(InvalidRequest):
+        encode_control(ReadRequest(read=read, timeout_s=1.0))
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_senseless_timeout_is_refused(timeout_s: float) -> None:
+    with pytest.raises(MalformedFrame):
+        feed(FrameDecoder(EVERY_KIND), request_frame(timeout_s=timeout_s))
+
+
+def test_header_size_is_what_the_format_says() -> None:
+    assert HEADER_BYTES == 36
+    head = struct.pack("<4sBBHIQQI", b"SGKV", 1, 3, 0, 3, 5, 7, 9)
+    frame = DataFrame(layer=3, offset_bytes=5, length_bytes=7)
+    assert encode_data_header(frame, 9) == head + struct.pack("<I", zlib.crc32(head))

@@ -1,0 +1,273 @@
+"""What every KV transport must do, whatever carries the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.core.ids import WorkerLife
+from common.errors import Reason, WireError
+from common.transport.frames import MAX_DATA_BYTES
+from tests.transport.conftest import Pair
+from tests.transport.doubles import LAYOUT, OWNER, MemorySink, attempt, random_layers
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("layers", "layer_bytes", "owner_cut", "sink_cut"),
+    [
+        (1, 1, {}, {}),
+        (1, 2048, {}, {}),
+        (40, 33, {"piece_bytes": 11, "gap_bytes": 5}, {"piece_bytes": 3, "gap_bytes": 1}),
+        (4, 3 * 2048, {"piece_bytes": 2048, "gap_bytes": 2048}, {}),
+        (3, 5000 * 64, {"piece_bytes": 64, "gap_bytes": 64}, {"piece_bytes": 128, "gap_bytes": 7}),
+        (2, 2 * MIB + 17, {"piece_bytes": 500_000, "gap_bytes": 1}, {"piece_bytes": 131_072, "gap_bytes": 3}),
+        (2, MAX_DATA_BYTES, {}, {}),
+    ],
+)
+async def test_bytes_arrive_in_wire_order(pair: Pair, layers, layer_bytes, owner_cut, sink_cut) -> None:
+    data = random_layers(layers, layer_bytes)
+    lease = pair.provider.lend(data, **owner_cut)
+    sink = MemorySink(layers, layer_bytes, **sink_cut)
+    stats = await pair.fetch(sink)
+    assert sink.content == data
+    assert sink.asked == list(range(layers))
+    assert sink.completed == list(enumerate(data))
+    assert stats.transfer_bytes == layers * layer_bytes
+    assert stats.transfer_s >= 0.0
+    assert await pair.closed(lease) == [True]
+
+
+async def test_request_names_attempt_owner_layout_and_pages(pair: Pair) -> None:
+    pair.provider.lend(random_layers(1, 8))
+    await pair.fetch(MemorySink(1, 8))
+    (request,) = pair.provider.requests
+    assert (request.attempt, request.owner, request.layout_fingerprint, request.pages) == (
+        attempt(),
+        OWNER,
+        LAYOUT,
+        1,
+    )
+
+
+@pytest.mark.parametrize("layer_bytes", [100, 3 * MIB])
+async def test_layers_are_sent_as_they_are_computed(pair: Pair, layer_bytes: int) -> None:
+    data = random_layers(3, layer_bytes)
+    lease = pair.provider.lend(data)
+    lease.gates[1] = asyncio.Event()
+    sink = MemorySink(3, layer_bytes)
+    fetch = asyncio.create_task(pair.fetch(sink))
+    async with asyncio.timeout(20.0):
+        await lease.reached[1].wait()
+    assert not lease.reached[2].is_set() and not fetch.done()
+    lease.gates[1].set()
+    await fetch
+    assert sink.content == data
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason.KV_NOT_FOUND,
+        Reason.KV_LEASE_EXPIRED,
+        Reason.STALE_INCARNATION,
+        Reason.STALE_ATTEMPT,
+        Reason.LAYOUT_MISMATCH,
+    ],
+)
+async def test_refusal_keeps_its_reason_and_words(pair: Pair, reason: Reason) -> None:
+    pair.provider.refusal = WireError(reason, "said the owner: né")
+    sink = MemorySink(1, 8)
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(sink)
+    assert (caught.value.reason, caught.value.message) == (reason, "said the owner: né")
+    assert sink.content == [bytes(8)]
+
+
+async def test_a_bug_in_the_owner_is_internal_and_tells_nothing(pair: Pair) -> None:
+    lease = pair.provider.lend(random_layers(2, 8))
+
+    def fail(_: int) -> None:
+        raise ZeroDivisionError("secret")
+
+    lease.on_check = fail
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(MemorySink(2, 8))
+    assert caught.value.reason is Reason.INTERNAL and "secret" not in caught.value.message
+    assert await pair.closed(lease) == [False]
+
+
+@pytest.mark.parametrize(("layers", "layer_bytes"), [(1, 16), (3, 16), (2, 8), (2, 17), (0, 0), (2, 0)])
+async def test_sizes_that_differ_are_refused_before_a_byte_is_written(pair: Pair, layers, layer_bytes) -> None:
+    lease = pair.provider.lend(random_layers(2, 16))
+    sink = MemorySink(layers, layer_bytes)
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(sink)
+    assert caught.value.reason is Reason.LAYOUT_MISMATCH
+    assert sink.content == [bytes(layer_bytes)] * layers
+    assert await pair.closed(lease) == [False]
+
+
+@pytest.mark.parametrize(("layers", "layer_bytes"), [(0, 0), (2, 0)])
+async def test_an_owner_with_nothing_to_send_is_refused(pair: Pair, layers, layer_bytes) -> None:
+    lease = pair.provider.lend([b""] * layers)
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(MemorySink(layers, layer_bytes))
+    assert caught.value.reason is Reason.LAYOUT_MISMATCH
+    assert await pair.closed(lease) == [False]
+
+
+async def test_check_runs_before_every_piece(pair: Pair) -> None:
+    lease = pair.provider.lend(random_layers(3, 2 * MAX_DATA_BYTES))
+    await pair.fetch(MemorySink(3, 2 * MAX_DATA_BYTES))
+    assert lease.checks >= 6
+
+
+async def test_a_lease_that_expires_mid_read_ends_it_with_its_reason(pair: Pair) -> None:
+    lease = pair.provider.lend(random_layers(4, 1000))
+
+    def expire(_: int) -> None:
+        if lease.reached[2].is_set():
+            raise WireError(Reason.KV_LEASE_EXPIRED, "lease is over")
+
+    lease.on_check = expire
+    sink = MemorySink(4, 1000)
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(sink)
+    assert caught.value.reason is Reason.KV_LEASE_EXPIRED
+    assert sink.content[2:] == [bytes(1000)] * 2
+    assert [layer for layer, _ in sink.completed] == [0, 1]
+    assert not lease.reached[3].is_set()
+    assert await pair.closed(lease) == [False]
+
+
+async def test_a_revoked_lease_ends_a_read_that_waits(pair: Pair) -> None:
+    lease = pair.provider.lend(random_layers(2, 64))
+    lease.gates[1] = asyncio.Event()
+    fetch = asyncio.create_task(pair.fetch(MemorySink(2, 64)))
+    await lease.reached[1].wait()
+    lease.revoke(WireError(Reason.KV_NOT_FOUND, "withdrawn"))
+    with pytest.raises(WireError) as caught:
+        await fetch
+    assert caught.value.reason is Reason.KV_NOT_FOUND
+    assert await pair.closed(lease) == [False]
+
+
+async def test_a_slow_owner_is_given_up(pair: Pair) -> None:
+    lease = pair.provider.lend(random_layers(2, 64))
+    lease.gates[1] = asyncio.Event()
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(MemorySink(2, 64), timeout_s=0.2)
+    assert caught.value.reason is Reason.PEER_LOST
+    assert await pair.closed(lease) == [False]
+
+
+@pytest.mark.parametrize("layer_bytes", [64, 4 * MIB])
+async def test_after_a_cancel_nothing_writes_to_the_sink(pair: Pair, layer_bytes: int) -> None:
+    lease = pair.provider.lend(random_layers(3, layer_bytes))
+    lease.gates[1] = asyncio.Event()
+    sink = MemorySink(3, layer_bytes)
+    fetch = asyncio.create_task(pair.fetch(sink))
+    await lease.reached[1].wait()
+    fetch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+    at_cancel = sink.content
+    lease.gates[1].set()
+    assert await pair.closed(lease) == [False]
+    await asyncio.sleep(0.05)
+    assert sink.content == at_cancel
+
+
+async def test_cancel_at_every_turn_never_writes_later_and_closes_once(pair: Pair) -> None:
+    data = random_layers(4, 40_000)
+    for turns in range(40):
+        lease = pair.provider.lend(data, turns)
+        sink = MemorySink(4, 40_000)
+        fetch = asyncio.create_task(pair.fetch(sink, turns))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        fetch.cancel()
+        outcome = (await asyncio.gather(fetch, return_exceptions=True))[0]
+        at_end = sink.content
+        if lease.opened.is_set():
+            await pair.closed(lease)
+        await asyncio.sleep(0)
+        assert sink.content == at_end
+        if not isinstance(outcome, BaseException):
+            assert at_end == data
+
+
+async def test_eight_fetches_at_once_do_not_mix(pair: Pair) -> None:
+    data = [random_layers(3, MIB + number, seed=number) for number in range(8)]
+    leases = [pair.provider.lend(layers, number) for number, layers in enumerate(data)]
+    sinks = [MemorySink(3, MIB + number, piece_bytes=4096, gap_bytes=16) for number in range(8)]
+    await asyncio.gather(*(pair.fetch(sink, number) for number, sink in enumerate(sinks)))
+    assert [sink.content for sink in sinks] == data
+    assert [await pair.closed(lease) for lease in leases] == [[True]] * 8
+
+
+async def test_close_peer_ends_only_that_lifes_fetches(pair: Pair) -> None:
+    lease = pair.provider.lend(random_layers(2, 64))
+    lease.gates[1] = asyncio.Event()
+    sink = MemorySink(2, 64)
+    fetch = asyncio.create_task(pair.fetch(sink))
+    await lease.reached[1].wait()
+    await pair.reader.close_peer(WorkerLife(OWNER.worker_id, OWNER.incarnation + 1))
+    assert not fetch.done()
+    await pair.reader.close_peer(OWNER)
+    at_close = sink.content
+    with pytest.raises(WireError) as caught:
+        await fetch
+    assert caught.value.reason is Reason.PEER_LOST
+    lease.gates[1].set()
+    assert await pair.closed(lease) == [False]
+    assert sink.content == at_close
+
+
+async def test_owner_closing_ends_its_sends(pair: Pair) -> None:
+    lease = pair.provider.lend(random_layers(2, 64))
+    lease.gates[1] = asyncio.Event()
+    fetch = asyncio.create_task(pair.fetch(MemorySink(2, 64)))
+    await lease.reached[1].wait()
+    await pair.owner.aclose()
+    assert lease.closes == [False]
+    with pytest.raises(WireError) as caught:
+        await fetch
+    assert caught.value.reason is Reason.PEER_LOST
+    await pair.owner.aclose()
+
+
+async def test_reader_closing_ends_its_fetches_and_refuses_more(pair: Pair) -> None:
+    lease = pair.provider.lend(random_layers(2, 64))
+    lease.gates[1] = asyncio.Event()
+    fetch = asyncio.create_task(pair.fetch(MemorySink(2, 64)))
+    await lease.reached[1].wait()
+    await pair.reader.aclose()
+    for doomed in (fetch, pair.fetch(MemorySink(2, 64))):
+        with pytest.raises(WireError) as caught:
+            await doomed
+        assert caught.value.reason is Reason.PEER_LOST
+    assert await pair.closed(lease) == [False]
+
+
+async def test_nobody_listens(pair: Pair) -> None:
+    await pair.owner.aclose()
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(MemorySink(1, 8))
+    assert caught.value.reason is Reason.PEER_LOST
+
+
+async def test_the_same_lease_can_be_read_again_after_a_failure(pair: Pair) -> None:
+    data = random_layers(2, 64)
+    first = pair.provider.lend(data)
+    first.gates[1] = asyncio.Event()
+    with pytest.raises(WireError):
+        await pair.fetch(MemorySink(2, 64), timeout_s=0.1)
+    await pair.closed(first)
+    second = pair.provider.lend(data)
+    sink = MemorySink(2, 64)
+    await pair.fetch(sink)
+    assert sink.content == data and await pair.closed(second) == [True]

@@ -1,0 +1,302 @@
+"""Retained pages on loan: who gets them, when they are refused, what the worker core hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+import common.worker.kv_serving as kv_serving
+from common.clock import ManualClock
+from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
+from common.core.kv_layout import KvLayout
+from common.core.work import KvHandle
+from common.engine.kv_pool import KvPool
+from common.errors import Reason, WireError
+from common.transport.base import KvReadRequest, KvTransport
+from common.transport.inproc import InprocNetwork, InprocTransport
+from common.transport.tcp import TcpTransport
+from common.worker.kv_serving import KvServing, PoolSink
+
+LAYOUT = KvLayout(
+    model_id="m", weights_fingerprint="w", dtype="bfloat16", page_size_tokens=4, n_layers=3, n_kv_heads=2, head_dim=8
+)
+PAGES, CANVAS_TOKENS, LEASE_S = 16, 18, 30.0
+OWNER_PAGES, READER_PAGES = (3, 4, 9, 1, 15), (7, 0, 1, 2, 12)
+LIFE = WorkerLife(WorkerId("p0"), 5)
+ATTEMPT = BlockAttempt(RequestId("r"), 2, 1)
+REQUEST = KvReadRequest(attempt=ATTEMPT, owner=LIFE, layout_fingerprint=LAYOUT.fingerprint, pages=len(OWNER_PAGES))
+
+
+def random_pool(seed: int) -> KvPool:
+    pool = KvPool(layout=LAYOUT, num_pages=PAGES, device=torch.device("cpu"))
+    pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=torch.Generator().manual_seed(seed)))
+    return pool
+
+
+@dataclass
+class Owner:
+    """A serving with its pool, clock and life, and a log of what it told the worker."""
+
+    pool: KvPool = field(default_factory=lambda: random_pool(1))
+    clock: ManualClock = field(default_factory=ManualClock)
+    life: WorkerLife = LIFE
+    log: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.idle = asyncio.Event()
+        self.serving = KvServing(
+            pool=self.pool,
+            clock=self.clock,
+            life=lambda: self.life,
+            on_send_started=lambda attempt: self._note(f"started {attempt}"),
+            on_send_ended=lambda attempt: self._note(f"ended {attempt}"),
+            on_delivered=lambda attempt: self._note(f"delivered {attempt}"),
+        )
+
+    def offer(self, attempt: BlockAttempt = ATTEMPT) -> None:
+        self.serving.offer(attempt, OWNER_PAGES, CANVAS_TOKENS, self.clock.now() + LEASE_S)
+
+    def _note(self, what: str) -> None:
+        self.log.append(what)
+        if what.startswith("ended"):
+            self.idle.set()
+
+    def refusal(self, request: KvReadRequest = REQUEST) -> Reason:
+        with pytest.raises(WireError) as caught:
+            self.serving.open_read(request)
+        assert not self.log
+        return caught.value.reason
+
+
+@pytest.fixture
+async def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture(params=["inproc", "tcp"])
+async def transport(request: pytest.FixtureRequest) -> AsyncIterator[KvTransport]:
+    made: KvTransport = TcpTransport() if request.param == "tcp" else InprocTransport(InprocNetwork())
+    yield made
+    await made.aclose()
+
+
+def handle(address: str, transport: KvTransport) -> KvHandle:
+    return KvHandle(
+        attempt=ATTEMPT,
+        owner=LIFE,
+        transport=transport.name,
+        address=address,
+        layout_fingerprint=LAYOUT.fingerprint,
+        canvas_tokens=CANVAS_TOKENS,
+        pages=len(OWNER_PAGES),
+        lease_s=LEASE_S,
+    )
+
+
+def assert_moved(source: KvPool, target: KvPool, before: torch.Tensor) -> None:
+    """The reader's pages hold the owner's bytes, and no other page changed."""
+    assert torch.equal(target.tensor[:, :, list(READER_PAGES)], source.tensor[:, :, list(OWNER_PAGES)])
+    others = [page for page in range(PAGES) if page not in READER_PAGES]
+    assert torch.equal(target.tensor[:, :, others], before[:, :, others])
+
+
+async def test_pages_move_between_pools(owner: Owner, transport: KvTransport) -> None:
+    owner.offer()
+    reader = random_pool(2)
+    before = reader.tensor.clone()
+    address = await transport.listen("127.0.0.1", owner.serving)
+    stats = await transport.fetch(
+        handle=handle(address, transport), sink=PoolSink(reader, READER_PAGES), timeout_s=20.0
+    )
+    await owner.idle.wait()
+    assert_moved(owner.pool, reader, before)
+    assert stats.transfer_bytes == LAYOUT.block_bytes(len(OWNER_PAGES))
+    assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")]
+
+
+class StagedPool(KvPool):
+    """A pool whose pages are reached through copies only, as on an accelerator."""
+
+    def read_pages(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
+        return [memoryview(bytes(view)) for view in super().read_pages(page_ids, layers)]
+
+    def writable_runs(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
+        return [memoryview(bytearray(view)) for view in super().writable_runs(page_ids, layers)]
+
+    def commit_runs(self, page_ids: Sequence[int], layers: range, buffers: Sequence[memoryview]) -> None:
+        for view, buffer in zip(super().writable_runs(page_ids, layers), buffers, strict=True):
+            view[:] = buffer
+
+
+async def test_pages_move_between_pools_that_are_staged(
+    transport: KvTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_serving, "_in_host_memory", lambda _: False)
+    owner = Owner(pool=StagedPool(layout=LAYOUT, num_pages=PAGES, device=torch.device("cpu")))
+    owner.pool.tensor.copy_(random_pool(1).tensor)
+    owner.offer()
+    reader = StagedPool(layout=LAYOUT, num_pages=PAGES, device=torch.device("cpu"))
+    before = reader.tensor.clone()
+    address = await transport.listen("127.0.0.1", owner.serving)
+    await transport.fetch(handle=handle(address, transport), sink=PoolSink(reader, READER_PAGES), timeout_s=20.0)
+    await owner.idle.wait()
+    assert_moved(owner.pool, reader, before)
+
+
+async def test_refusals(owner: Owner) -> None:
+    assert owner.refusal() is Reason.KV_NOT_FOUND
+    owner.offer(replace(ATTEMPT, attempt=2))
+    assert owner.refusal() is Reason.STALE_ATTEMPT
+    assert owner.refusal(replace(REQUEST, attempt=replace(ATTEMPT, attempt=3))) is Reason.KV_NOT_FOUND
+    owner.offer()
+    assert owner.refusal(replace(REQUEST, owner=WorkerLife(LIFE.worker_id, 4))) is Reason.STALE_INCARNATION
+    assert owner.refusal(replace(REQUEST, owner=WorkerLife(LIFE.worker_id, 6))) is Reason.STALE_INCARNATION
+    assert owner.refusal(replace(REQUEST, owner=WorkerLife(WorkerId("p1"), 5))) is Reason.STALE_INCARNATION
+    assert owner.refusal(replace(REQUEST, layout_fingerprint="other")) is Reason.LAYOUT_MISMATCH
+    assert owner.refusal(replace(REQUEST, pages=4)) is Reason.LAYOUT_MISMATCH
+    owner.clock.advance(LEASE_S)
+    assert owner.refusal() is Reason.KV_LEASE_EXPIRED
+    owner.serving.withdraw(ATTEMPT)
+    owner.serving.withdraw(replace(ATTEMPT, attempt=2))
+    assert owner.refusal() is Reason.KV_NOT_FOUND
+
+
+def _expire(owner: Owner) -> None:
+    owner.clock.advance(LEASE_S)
+
+
+def _end_life(owner: Owner) -> None:
+    owner.life = WorkerLife(LIFE.worker_id, 6)
+
+
+def _withdraw(owner: Owner) -> None:
+    owner.serving.withdraw(ATTEMPT)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_expire, Reason.KV_LEASE_EXPIRED),
+        (_end_life, Reason.STALE_INCARNATION),
+        (_withdraw, Reason.KV_NOT_FOUND),
+    ],
+)
+async def test_every_send_is_checked_anew(owner: Owner, change, reason: Reason) -> None:
+    owner.offer()
+    lease = owner.serving.open_read(REQUEST)
+    lease.check()
+    change(owner)
+    with pytest.raises(WireError) as caught:
+        lease.check()
+    assert caught.value.reason is reason
+    lease.close(delivered=False)
+    assert owner.log == [f"started {ATTEMPT}", f"ended {ATTEMPT}"]
+
+
+async def test_an_old_lease_does_not_pass_for_a_new_offer_of_the_same_attempt(owner: Owner) -> None:
+    owner.offer()
+    lease = owner.serving.open_read(REQUEST)
+    owner.serving.withdraw(ATTEMPT)
+    owner.offer()
+    with pytest.raises(WireError) as caught:
+        lease.check()
+    assert caught.value.reason is Reason.KV_NOT_FOUND
+    lease.close(delivered=False)
+    owner.serving.open_read(REQUEST).close(delivered=False)
+
+
+async def test_withdrawing_aborts_a_send_whose_reader_takes_nothing(owner: Owner) -> None:
+    """A reader that connects, asks and then sleeps: the pages come back at the owner's word, not at a timeout."""
+    big = replace(LAYOUT, page_size_tokens=1 << 18)
+    owner = Owner(pool=KvPool(layout=big, num_pages=1, device=torch.device("cpu")))
+    owner.serving.offer(ATTEMPT, (0,), 1 << 18, LEASE_S)
+    transport, reader = TcpTransport(), TcpTransport()
+    address = await transport.listen("127.0.0.1", owner.serving)
+    stuck = asyncio.Event()
+
+    class StuckSink:
+        layers = big.n_layers
+
+        def views(self, layer: int) -> Sequence[memoryview]:
+            return [memoryview(bytearray(big.page_bytes_per_layer))]
+
+        async def complete(self, layer: int) -> None:
+            stuck.set()
+            await asyncio.Event().wait()
+
+    wanted = replace(handle(address, transport), layout_fingerprint=big.fingerprint, pages=1)
+    fetch = asyncio.create_task(reader.fetch(handle=wanted, sink=StuckSink(), timeout_s=60.0))
+    async with asyncio.timeout(20.0):
+        await stuck.wait()
+        assert owner.log == [f"started {ATTEMPT}"]
+        owner.serving.withdraw(ATTEMPT)
+        await owner.idle.wait()
+    assert owner.log == [f"started {ATTEMPT}", f"ended {ATTEMPT}"]
+    await reader.aclose()
+    with pytest.raises(WireError):
+        await fetch
+    await transport.aclose()
+
+
+async def test_delivery_may_withdraw_the_offer_and_end_a_second_send() -> None:
+    """The worker core answers a delivery with ForgetKv, within the callback."""
+    log: list[str] = []
+    serving = KvServing(
+        pool=random_pool(1),
+        clock=ManualClock(),
+        life=lambda: LIFE,
+        on_send_started=lambda _: log.append("started"),
+        on_send_ended=lambda _: log.append("ended"),
+        on_delivered=lambda attempt: serving.withdraw(attempt),
+    )
+    serving.offer(ATTEMPT, OWNER_PAGES, CANVAS_TOKENS, LEASE_S)
+    first, second = serving.open_read(REQUEST), serving.open_read(REQUEST)
+    first.close(delivered=True)
+    assert (await second.revoked()).reason is Reason.KV_NOT_FOUND
+    second.close(delivered=False)
+    assert log == ["started", "started", "ended", "ended"]
+
+
+async def test_layers_are_lent_in_wire_order_and_not_after_the_end(owner: Owner) -> None:
+    owner.offer()
+    lease = owner.serving.open_read(REQUEST)
+    assert lease.layers == LAYOUT.n_layers
+    for layer in range(lease.layers):
+        await lease.wait_layer(layer)
+        pages = owner.pool.tensor[layer][:, list(OWNER_PAGES)]
+        assert b"".join(lease.views(layer)) == pages.contiguous().view(torch.uint8).numpy().tobytes()
+    lease.close(delivered=False)
+    with pytest.raises(AssertionError):
+        lease.views(lease.layers - 1)
+    with pytest.raises(AssertionError):
+        lease.close(delivered=False)
+
+
+async def test_a_cancelled_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a cancelled fetch are reused at once, so a copy into them must be over by then."""
+    monkeypatch.setattr(kv_serving, "_in_host_memory", lambda _: False)
+    loop = asyncio.get_running_loop()
+    begun, finish = asyncio.Event(), asyncio.Event()
+    copied: list[int] = []
+
+    class SlowPool(StagedPool):
+        def commit_runs(self, page_ids: Sequence[int], layers: range, buffers: Sequence[memoryview]) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(finish.wait(), loop).result()
+            copied.extend(layers)
+
+    sink = PoolSink(SlowPool(layout=LAYOUT, num_pages=PAGES, device=torch.device("cpu")), READER_PAGES)
+    sink.views(0)
+    completing = asyncio.create_task(sink.complete(0))
+    await begun.wait()
+    completing.cancel()
+    await asyncio.sleep(0)
+    assert not completing.done()
+    finish.set()
+    with pytest.raises(asyncio.CancelledError):
+        await completing
+    assert copied == [0]

@@ -1,0 +1,177 @@
+"""A worker's tie to its scheduler: it outlives restarts, obeys orders, and does not chatter."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from common.core.ids import Role
+from common.core.params import ConfidenceQuota
+from common.core.work import IterationReport, LocalPrefill
+from common.errors import Reason
+from common.rpc.convert import block_attempt_to_proto
+from common.rpc.status import wire_error
+from common.worker.scheduler_link import SchedulerLink
+from sangam.v1 import scheduler_pb2
+from tests.engine.runs import request
+from tests.worker.harness import Outcome, RunningWorker, block_work, read_decode, run_colocated, scheduler_of, workers
+from tests.worker.scripted_scheduler import SchedulerServer
+from tests.worker.waiting import eventually
+
+SPEC = request(strategy=ConfidenceQuota(4))
+
+
+def last_report(worker: RunningWorker) -> scheduler_pb2.HeartbeatRequest:
+    return next(beat for beat in reversed(scheduler_of(worker).scheduler.heartbeats) if beat.HasField("report"))
+
+
+async def test_a_worker_registers_what_it_is() -> None:
+    async with workers(Role.PREFILL) as (prefill,):
+        spec = prefill.app.spec()
+        assert scheduler_of(prefill).scheduler.registered == [spec.life]
+        assert (spec.role, spec.pages_total, spec.page_size_tokens) == (Role.PREFILL, 64, 16)
+        assert (spec.model_id, spec.max_canvas_tokens) == ("llada-gqa", 512)
+        assert spec.kv_transport == "tcp"
+        for address in (spec.address, spec.kv_address):
+            host, _, port = address.rpartition(":")
+            assert host == "127.0.0.1" and int(port) > 0
+
+
+async def test_a_scheduler_restart_costs_the_worker_nothing() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        life, old = decode.app.life, scheduler_of(decode)
+        decode.engine.hold()
+        call = decode.request_decode(block_work(SPEC), LocalPrefill())
+        await decode.engine.until_held()
+        await old.stop()
+        new = SchedulerServer()
+        await new.start(int(old.address.rpartition(":")[2]))
+        try:
+            await new.scheduler.until(lambda: bool(new.scheduler.heartbeats))
+            assert new.scheduler.registered == [life]
+            decode.engine.release()
+            outcome = Outcome()
+            await read_decode(call, outcome)
+            assert len(outcome.token_ids) == 32
+            await new.scheduler.until(lambda: any(beat.HasField("report") for beat in new.scheduler.heartbeats))
+            await decode.close()
+        finally:
+            await new.stop()
+
+
+async def test_a_life_that_the_scheduler_ended_is_followed_by_a_newer_one() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        scheduler, old = scheduler_of(decode).scheduler, decode.app.life
+        decode.engine.hold()
+        call = decode.request_decode(block_work(SPEC), LocalPrefill())
+        await decode.engine.until_held()
+        scheduler.end_life(old)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_decode(call, Outcome())
+        assert wire_error(caught.value).reason is Reason.STALE_INCARNATION
+        await scheduler.until(lambda: len(scheduler.registered) == 2)
+        assert scheduler.registered[1] == decode.app.life
+        assert decode.app.life.worker_id == old.worker_id
+        assert decode.app.life.incarnation > old.incarnation
+        decode.engine.release()
+        await eventually(lambda: decode.app.view().idle)
+        assert len((await run_colocated(decode, SPEC)).token_ids) == 32
+
+
+async def test_released_kv_is_given_up_and_said_to_be_gone() -> None:
+    async with workers(Role.PREFILL) as (prefill,):
+        scheduler, work = scheduler_of(prefill).scheduler, block_work(SPEC)
+        await prefill.request_prefill(work)
+        assert prefill.app.view().retained == (work.attempt,)
+        attempt = block_attempt_to_proto(work.attempt)
+        scheduler.order("prefill-0", scheduler_pb2.HeartbeatResponse(release_kv=[attempt]))
+        await scheduler.until(lambda: any(attempt in beat.kv_ended for beat in scheduler.heartbeats))
+        assert prefill.app.view().idle
+
+
+async def test_a_lease_that_runs_out_is_said_to_be_gone() -> None:
+    async with workers(Role.PREFILL, kv_lease_s=0.05) as (prefill,):
+        scheduler, work = scheduler_of(prefill).scheduler, block_work(SPEC)
+        response = await prefill.request_prefill(work)
+        assert response.kv.lease_ms == 50
+        attempt = block_attempt_to_proto(work.attempt)
+        await scheduler.until(lambda: any(attempt in beat.kv_ended for beat in scheduler.heartbeats))
+        assert prefill.app.view().idle
+
+
+async def test_the_drain_order_ends_the_worker_and_is_announced() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        scheduler = scheduler_of(decode).scheduler
+        decode.engine.hold()
+        call = decode.request_decode(block_work(SPEC), LocalPrefill())
+        await decode.engine.until_held()
+        scheduler.order("decode-0", scheduler_pb2.HeartbeatResponse(drain=True))
+        await scheduler.until(lambda: scheduler.heartbeats[-1].draining)
+        decode.engine.release()
+        outcome = Outcome()
+        await read_decode(call, outcome)
+        assert len(outcome.token_ids) == 32
+        await decode.task
+
+
+async def test_reports_tell_what_the_worker_did() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        scheduler = scheduler_of(decode).scheduler
+        outcome = await run_colocated(decode, SPEC)
+        forwards = outcome.prefill_forwards + outcome.decode_forwards
+        await scheduler.until(lambda: any(beat.report.iteration == forwards for beat in scheduler.heartbeats))
+        report = last_report(decode).report
+        assert (report.free_pages, report.active_decodes, report.queued_prefills) == (64, 0, 0)
+
+
+class Listener:
+    """`SchedulerOrders` of a worker that expects none."""
+
+    def __init__(self, worker: RunningWorker) -> None:
+        self.spec = worker.app.spec
+
+    async def on_registered(self) -> None:
+        """Nothing follows."""
+
+    def unexpected(self, *order: object) -> None:
+        raise AssertionError(order)
+
+    on_life_ended = on_release_kv = on_drain = on_peer_lost = unexpected
+
+
+async def test_a_burst_of_reports_becomes_its_newest() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        server = SchedulerServer()
+        await server.start()
+        link = SchedulerLink(address=server.address, orders=Listener(decode))
+        task = asyncio.create_task(link.run())
+        await server.scheduler.until(lambda: bool(server.scheduler.heartbeats))
+        for iteration in range(1, 1001):
+            link.report(report(iteration))
+        beats = server.scheduler.heartbeats
+        await server.scheduler.until(lambda: any(beat.report.iteration == 1000 for beat in beats))
+        assert [beat.report.iteration for beat in beats if beat.HasField("report")] == [1000]
+        # With nothing new to say, a bare keepalive follows.
+        heard = len(beats)
+        await server.scheduler.until(lambda: len(beats) > heard)
+        assert not beats[-1].HasField("report")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await server.stop()
+
+
+def report(iteration: int) -> IterationReport:
+    return IterationReport(
+        iteration=iteration,
+        duration_s=0.001,
+        decode_tokens=32,
+        prefill_tokens_admitted=0,
+        deficit_tokens=0,
+        free_pages=64,
+        active_decodes=1,
+        queued_prefills=0,
+        queued_prefill_tokens=0,
+        retained_blocks=0,
+    )

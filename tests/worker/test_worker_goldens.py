@@ -1,0 +1,33 @@
+"""Real workers over loopback give the reference implementations' tokens, with their number of forwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.core.ids import Role
+from sangam.v1 import types_pb2
+from tests.engine.golden import GoldenRun, golden_runs
+from tests.worker.harness import Outcome, run_colocated, run_disaggregated, workers
+
+RUNS = [run for run in golden_runs() if run.name in ("llada-gqa", "dream-gqa")]
+
+
+def check(outcome: Outcome, run: GoldenRun) -> None:
+    prompt = len(run.spec.prompt_token_ids)
+    assert outcome.token_ids == run.canvas[prompt:]
+    assert outcome.prefill_forwards + outcome.decode_forwards == run.forwards
+    assert outcome.finish == types_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize("model", ["llada-gqa", "dream-gqa"])
+async def test_prefill_then_decode_over_tcp_gives_the_golden_tokens(model: str) -> None:
+    async with workers(Role.PREFILL, Role.DECODE, model=model) as (prefill, decode):
+        for run in (run for run in RUNS if run.name == model):
+            check(await run_disaggregated(prefill, decode, run.spec), run)
+
+
+@pytest.mark.parametrize("model", ["llada-gqa", "dream-gqa"])
+async def test_a_local_prefill_gives_the_golden_tokens(model: str) -> None:
+    async with workers(Role.DECODE, model=model) as (decode,):
+        for run in (run for run in RUNS if run.name == model):
+            check(await run_colocated(decode, run.spec), run)
