@@ -10,6 +10,7 @@ import argparse
 import enum
 import math
 import os
+import re
 import sys
 import types
 import typing
@@ -25,6 +26,7 @@ from common.errors import ConfigError
 ENV_PREFIX = "SANGAM_"
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+_REDIS_URL = re.compile(r"redis://(?P<address>[^/?#@\s]+)(/[0-9]{0,5})?")
 
 
 def _about(
@@ -35,6 +37,7 @@ def _about(
     above: float | None = None,
     choices: Sequence[str] | None = None,
     is_address: bool = False,
+    is_registry: bool = False,
 ) -> dict[str, Any]:
     """Metadata of a setting: its command-line help and its allowed values."""
     return {
@@ -44,6 +47,7 @@ def _about(
         "above": above,
         "choices": choices,
         "is_address": is_address,
+        "is_registry": is_registry,
     }
 
 
@@ -161,7 +165,10 @@ class WorkerConfig(ServiceConfig):
 class KvStoreConfig(ServiceConfig):
     """Settings of `services.kv_store`."""
 
-    registry: str = field(default="memory", metadata=_about("where entries are kept", choices=("memory",)))
+    registry: str = field(
+        default="memory",
+        metadata=_about("where entries are kept: memory, or redis://host:port/db", is_registry=True),
+    )
 
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
@@ -276,6 +283,8 @@ def _parse(setting: Field[Any], hint: Any, text: str, source: str) -> Any:
         return _boolean(text, source)
     if setting.metadata["is_address"] and text:
         _check_address(text, source)
+    if setting.metadata["is_registry"]:
+        _check_registry(text, source)
     if hint is Path and not text:
         raise ConfigError(f"{source}: must be a path, not empty")
     return hint(text)
@@ -307,6 +316,17 @@ def _boolean(text: str, source: str) -> bool:
 
 
 def _check_address(text: str, source: str) -> None:
-    host, separator, port = text.rpartition(":")
-    if not (separator and host and port.isdecimal() and 0 < int(port) < 65536):
+    if not _is_address(text):
         raise ConfigError(f"{source}: must be host:port, not {text!r}")
+
+
+def _is_address(text: str) -> bool:
+    host, separator, port = text.rpartition(":")
+    return bool(separator and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536)
+
+
+def _check_registry(text: str, source: str) -> None:
+    # The value is not repeated: a URL that somebody put a password into belongs in no log.
+    found = _REDIS_URL.fullmatch(text)
+    if text != "memory" and not (found and _is_address(found["address"])):
+        raise ConfigError(f"{source}: must be memory or redis://host:port/db (db: a number, 0 if left out)")

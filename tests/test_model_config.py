@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ GOLDEN_DIR = Path(__file__).parent / "data" / "golden"
 
 
 @pytest.fixture
-def model_dir(tmp_path) -> Path:
+def model_dir(tmp_path: Path) -> Path:
     build_random_checkpoint(tmp_path / "model", n_layers=2, hidden_size=16, mlp_size=16)
     return tmp_path / "model"
 
@@ -31,13 +32,13 @@ def edit(path: Path, **changes) -> None:
     path.write_text(json.dumps(document))
 
 
-def read_weights(path: Path) -> tuple[dict, bytes]:
+def read_weights(path: Path) -> tuple[dict[str, Any], bytes]:
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     return json.loads(data[8 : 8 + size]), data[8 + size :]
 
 
-def write_weights(path: Path, header: dict, body: bytes) -> None:
+def write_weights(path: Path, header: dict[str, Any], body: bytes) -> None:
     encoded = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + body)
 

@@ -16,7 +16,7 @@ TEXTS = ["", "Hello, world\n", "naïve — 中文 🚀🚀 ", "a\x00\x7f\u200b",
 
 
 @pytest.fixture(scope="module")
-def byte_dir(tmp_path_factory) -> Path:
+def byte_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("byte") / "model"
     build_random_checkpoint(path)
     return path

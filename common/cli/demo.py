@@ -16,7 +16,7 @@ from common.cli.cluster import Cluster, ClusterConfig
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.generation_output import GenerationOutput
 from common.cli.interrupt import Interrupted, run_interruptible
-from common.cli.status import fetch_state
+from common.cli.status import fetch_state, unfree_pages
 from common.cli.supervisor import ServiceFailed
 from common.cli.table import render_table
 from common.cli.up import add_cluster_arguments, cluster_config
@@ -135,10 +135,9 @@ async def _missing_pages(scheduler_address: str) -> list[str]:
     while True:
         state = await fetch_state(scheduler_address)
         problems = [
-            f"{worker.life.worker_id}: {min(worker.pages_free, worker.report.free_pages)} of {worker.pages_total} KV "
-            "pages are free with nothing running"
+            f"{worker.life.worker_id}: {unfree_pages(worker)} of {worker.pages_total} KV pages in use when idle"
             for worker in state.workers
-            if worker.pages_free != worker.pages_total or worker.report.free_pages != worker.pages_total
+            if unfree_pages(worker)
         ]
         if not problems or asyncio.get_running_loop().time() > deadline_s:
             return problems

@@ -67,6 +67,13 @@ def scheduler_error(error: grpc.aio.AioRpcError, address: str) -> WireError:
     return WireError(known.reason, f"no scheduler answers at {address} (`sangam up` prints the right address)")
 
 
+def unfree_pages(worker: scheduler_pb2.WorkerState) -> int:
+    """Pages in use, by the scheduler's ledger or by the worker's own report, whichever says more."""
+    # A worker that has had no work yet has nothing to report.
+    reported_free = worker.report.free_pages if worker.HasField("report") else worker.pages_total
+    return worker.pages_total - min(worker.pages_free, reported_free)
+
+
 def facts(state: scheduler_pb2.GetClusterStateResponse) -> dict[str, Any]:
     """The cluster as plain values; names carry their units as in the protos."""
     return {

@@ -40,10 +40,8 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint folder (default: a small random model)")
     parser.add_argument(
         "--mode",
-        type=ServingMode,
-        choices=list(ServingMode),
-        default=ServingMode.HYBRID,
-        metavar="|".join(mode.value for mode in ServingMode),
+        choices=[mode.value for mode in ServingMode],
+        default=ServingMode.HYBRID.value,
         help="how prefills and decodes share the workers (default hybrid)",
     )
     parser.add_argument("--prefill-workers", type=int, metavar="N", help="prefill workers (default 1; colocated: 0)")
@@ -91,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> ClusterConfig:
     """What the flags ask for, checked before any process starts. Raises ConfigError or CheckpointError."""
-    mode: ServingMode = args.mode
+    mode = ServingMode(args.mode)
     prefill_workers = args.prefill_workers
     if prefill_workers is None:
         prefill_workers = 0 if mode is ServingMode.COLOCATED else 1

@@ -1,4 +1,7 @@
-"""What a `SchedulerCore` asks its shell to do. Each effect's outcome comes back as an event."""
+"""What a `SchedulerCore` asks its shell to do. Each effect's outcome comes back as an event.
+
+`deadline_s` of a call is the time left to its request, in seconds from now; None when it has no deadline.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ class FinishRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailRequest:
-    """The request ended badly. `field` names the offending input for InvalidRequest reasons."""
+    """The request ended badly, or was cancelled. `field` names the offending input for InvalidRequest reasons."""
 
     request_id: RequestId
     reason: Reason

@@ -24,7 +24,7 @@ class RequestSpec:
     """What the gateway asks the scheduler for; immutable for the life of the request.
 
     `committed_token_ids` are whole blocks finished in an earlier life of the request (resume); `shown` are tokens of
-    the next block that the client has already seen, as (position, token).
+    the next block that the client has already seen, as (position, token). `deadline_s` counts from submission.
     """
 
     request_id: RequestId

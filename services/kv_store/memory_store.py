@@ -46,5 +46,5 @@ class MemoryStore:
         return self._core.fence(life)
 
     async def expire(self) -> None:
-        """See `KvStore`."""
+        """Forget entries whose lease is over."""
         self._core.expire(self._clock.now())

@@ -13,7 +13,7 @@ from common.core.work import KvHandle
 class KvStore(Protocol):
     """Entries by attempt, under lease, fenced by incarnation. Every call is idempotent; leases are relative seconds.
 
-    A store that cannot be reached raises WireError(PEER_LOST).
+    A store that cannot be reached, or that refuses to work, raises WireError(PEER_LOST).
     """
 
     async def publish(self, entries: Sequence[KvHandle]) -> list[KvOutcome]:
@@ -38,8 +38,4 @@ class KvStore(Protocol):
 
     async def fence(self, life: WorkerLife) -> int:
         """End that life and earlier ones of the same worker; returns the number of entries removed."""
-        ...
-
-    async def expire(self) -> None:
-        """Forget entries whose lease is over."""
         ...

@@ -12,7 +12,9 @@ from common.core.work import FinishReason
 EOS = 9
 
 
-def progress(*, start=8, length=8, cut=100, eos=EOS, ignore_eos=False):
+def progress(
+    *, start: int = 8, length: int = 8, cut: int = 100, eos: int | None = EOS, ignore_eos: bool = False
+) -> BlockProgress:
     return BlockProgress(
         block_start_position=start,
         block_length_tokens=length,
@@ -27,10 +29,10 @@ def test_a_block_in_the_middle_completes_when_every_position_is_revealed():
     block.reveal([9, 11, 15], [1, 2, 3])
     assert (block.complete, block.masked_count, block.output_token_ids) == (False, 5, ())
     block.reveal([8, 10], [4, 5])
-    assert block.output_token_ids == (4, 1, 5, 2)
+    assert list(block.output_token_ids) == [4, 1, 5, 2]
     block.reveal([12, 13, 14], [6, 7, 8])
     assert (block.complete, block.finish, block.masked_count) == (True, None, 0)
-    assert block.output_token_ids == (4, 1, 5, 2, 6, 7, 8, 3)
+    assert list(block.output_token_ids) == [4, 1, 5, 2, 6, 7, 8, 3]
 
 
 def test_positions_past_the_cut_do_not_hold_up_the_last_block():

@@ -18,11 +18,12 @@ from common.core.pages import PageLedger
 from common.core.placement import BlockNeed
 from common.core.request import Request
 from common.core.request_book import RequestBook
-from common.core.scheduler import SchedulerCore
 from common.core.work import StepDelta
 from common.core.worker_account import WorkerAccount
+from tests.core.paper_cluster import Violation
 from tests.core.random_cluster import RandomCluster
 
+STORMS = 10
 SEEDS = st.integers(min_value=0, max_value=2**20)
 
 
@@ -97,13 +98,13 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 ClusterMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestClusterMachine = ClusterMachine.TestCase
 
 
 @pytest.mark.parametrize("mode", list(ServingMode))
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(STORMS))
 def test_a_storm_of_happenings_ends_with_every_request_ended_once_and_nothing_held(
     mode: ServingMode, seed: int
 ) -> None:
@@ -234,10 +235,10 @@ MUTANTS = [
 
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__.strip("_"))
 def test_the_oracle_kills_the_mutant(mutate: Callable[[pytest.MonkeyPatch], None]) -> None:
-    # The unmutated core survives these very runs (the storm above); only the oracle and the core's asserts judge here.
+    # The unmutated core survives these very runs: they are those of the storm above.
     with pytest.MonkeyPatch.context() as patch:
         mutate(patch)
-        assert any(_is_caught(mode, seed) for seed in range(40) for mode in reversed(ServingMode))
+        assert any(_is_caught(mode, seed) for seed in range(STORMS) for mode in reversed(ServingMode))
 
 
 def _is_caught(mode: ServingMode, seed: int) -> bool:
@@ -245,14 +246,6 @@ def _is_caught(mode: ServingMode, seed: int) -> bool:
     try:
         cluster.run(300)
         cluster.rest()
-    except AssertionError:
+    except Violation:
         return True
     return False
-
-
-def test_the_core_under_test_has_no_handler_missing() -> None:
-    from common.core import events
-    from common.core.scheduler import _HANDLERS
-
-    assert set(_HANDLERS) == set(events.SchedulerEvent.__args__)
-    assert all(callable(handler) for handler in _HANDLERS.values()) and SchedulerCore.handle

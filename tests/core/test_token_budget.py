@@ -39,7 +39,9 @@ class Line:
         return admitted
 
 
-def line(queue: list[int], *, tau: int = 1024, deficit: int = 0, **kwargs: int) -> Line:
+def line(
+    queue: list[int], *, tau: int = 1024, deficit: int = 0, page_tokens: int = 16, free_pages: int = 10**9
+) -> Line:
     """A line whose budget has saved up `deficit` in front of a head that did not fit."""
     budget = DeficitTokenBudget(tau)
     if deficit:
@@ -50,7 +52,7 @@ def line(queue: list[int], *, tau: int = 1024, deficit: int = 0, **kwargs: int) 
         if rest:
             assert blocked.turn(tau - rest) == []
         assert budget.deficit_tokens == deficit
-    return Line(budget, queue, **kwargs)
+    return Line(budget, queue, page_tokens=page_tokens, free_pages=free_pages)
 
 
 class TestWorkedNumbers:

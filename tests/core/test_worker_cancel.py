@@ -9,7 +9,7 @@ import pytest
 from common.core.ids import Role
 from common.core.params import CacheMode
 from common.core.work import LocalPrefill
-from common.core.worker_effects import AbortFetch, CloseBlock, ForgetKv, Report, RunIteration
+from common.core.worker_effects import AbortFetch, CloseBlock, ForgetKv, Report, RunIteration, SendFailure
 from common.errors import Reason
 from tests.core.worker_shell import WorkerShell
 from tests.core.worker_work import attempt, no_kv, remote_kv, work, worker_config
@@ -89,7 +89,8 @@ def test_what_a_forward_touches_goes_when_it_ends(state: Callable[[], WorkerShel
     assert shell.cancel(A) == []
     masked = shell.books.calls[A].masked
     effects = shell.complete({A: dict.fromkeys(masked if completes else masked[:1], 3)})
-    assert [type(effect) for effect in effects] == [CloseBlock, Report]
+    assert effects[0] == CloseBlock(attempt=A)
+    assert all(isinstance(effect, Report) for effect in effects[1:])
     assert shell.core.view().idle
 
 
@@ -127,7 +128,7 @@ def test_retained_kv_that_a_send_reads_returns_when_the_send_ends():
     shell = prefilling()
     shell.complete()
     shell.send_started(A)
-    assert shell.cancel(A) == [ForgetKv(attempt=A)]
+    assert shell.cancel(A)[0] == ForgetKv(attempt=A)
     assert (shell.free_pages, shell.core.view().withdrawn) == (13, (A,))
     assert [type(effect) for effect in shell.send_ended(A)] == [Report]
     assert shell.core.view().idle
@@ -153,8 +154,8 @@ def test_a_newer_attempt_runs_beside_the_zombie_of_an_older_one():
 def test_an_attempt_may_return_once_its_zombie_is_gone():
     shell = prefilling_locally()
     shell.cancel(A)
-    refusal = shell.submit(work(A), LocalPrefill())[0]
-    assert refusal.reason is Reason.STALE_ATTEMPT
+    (refusal,) = shell.submit(work(A), LocalPrefill())
+    assert isinstance(refusal, SendFailure) and refusal.reason is Reason.STALE_ATTEMPT
     shell.complete()
     assert RunIteration(iteration=2, decodes=(), prefills=(A,)) in shell.submit(work(A), LocalPrefill())
 

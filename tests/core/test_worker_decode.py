@@ -20,7 +20,7 @@ from common.core.worker_effects import (
 )
 from common.core.worker_events import IterationCompleted, PrefillRequested
 from common.errors import Reason
-from tests.core.worker_shell import WorkerShell
+from tests.core.worker_shell import Effects, WorkerShell
 from tests.core.worker_work import EOS, attempt, first_step, handle_of, no_kv, remote_kv, step, work, worker_config
 
 A, B, C = attempt("a"), attempt("b"), attempt("c")
@@ -39,7 +39,7 @@ def decoding(shell: WorkerShell, *names: str, max_tokens: int = 8) -> None:
         shell.fetched(what.attempt)
 
 
-def runs(effects: list) -> list[RunIteration]:
+def runs(effects: Effects) -> list[RunIteration]:
     return [effect for effect in effects if isinstance(effect, RunIteration)]
 
 
@@ -125,7 +125,7 @@ class TestIterations:
         shell = decode_worker()
         decoding(shell, "a", "b")
         shell.submit(work(C), LOCAL)
-        assert runs(shell.complete()) == [RunIteration(iteration=2, decodes=(B, A), prefills=(C,))]
+        assert runs(shell.complete()) == [RunIteration(iteration=2, decodes=(A, B), prefills=(C,))]
 
     def test_reports_say_what_the_iteration_cost(self):
         shell = decode_worker(token_budget_tokens=18)
@@ -134,11 +134,11 @@ class TestIterations:
         shell.submit(work("d"), LOCAL)
         shell.complete()  # iteration 2: 2 decodes of 4 tokens, budget left 10; the head of 12 waits
         shell.complete()  # iteration 3: 10 + 10 admit it, 8 left
-        report = shell.books.report.report
+        report = shell.report
         assert (report.iteration, report.decode_tokens, report.prefill_tokens_admitted) == (2, 8, 0)
         assert (report.queued_prefills, report.queued_prefill_tokens, report.deficit_tokens) == (2, 24, 10)
         shell.complete()
-        report = shell.books.report.report
+        report = shell.report
         assert (report.decode_tokens, report.prefill_tokens_admitted, report.deficit_tokens) == (8, 12, 8)
 
     def test_a_smaller_prefill_never_passes_the_head(self):
@@ -162,15 +162,15 @@ class TestIterations:
         shell.submit(work(A, cache_mode=cache_mode), LOCAL)
         shell.complete()
         shell.complete()
-        assert shell.books.report.report.decode_tokens == decode_tokens
+        assert shell.report.decode_tokens == decode_tokens
 
     def test_more_decodes_than_the_batch_holds_take_turns(self):
         shell = decode_worker(max_batch_size=2)
         decoding(shell, "a", "b", "c")
-        batches = [shell.books.running.decodes]
+        batches = [shell.batch.decodes]
         for _ in range(3):
             batches.append(runs(shell.complete())[0].decodes)
-        assert batches == [(A,), (B, C), (A, B), (C, A)]
+        assert batches == [(A,), (A, B), (C, A), (B, C)]
 
     def test_the_deficit_does_not_survive_idleness(self):
         shell = decode_worker()
@@ -178,7 +178,7 @@ class TestIterations:
         assert shell.core.view().deficit_tokens == 64 - 8
         shell.complete({A: {0: 3, 1: 3, 2: 3, 3: 3}})
         assert shell.core.view().deficit_tokens == 0
-        assert shell.books.report.report.deficit_tokens == 0
+        assert shell.report.deficit_tokens == 0
 
     def test_a_prefill_is_admitted_however_many_decodes_are_fed_from_outside(self):
         """Budget 16, decodes of 20 tokens a turn: the share of 2 earns a canvas of 24 in 12 turns."""
@@ -225,7 +225,7 @@ class TestPages:
         shell.submit(what, remote_kv(what))
         shell.fetched(what.attempt)
 
-    def finish_big(self, shell: WorkerShell) -> list:
+    def finish_big(self, shell: WorkerShell) -> Effects:
         return shell.complete({attempt("big"): {1: 3, 2: 3, 3: 3}})
 
     def test_a_decode_waits_for_pages_and_then_fetches(self):

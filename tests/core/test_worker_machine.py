@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import inspect
 import types
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import common.core.worker as worker_module
+from tests.core import test_worker_cancel as cancel
+from tests.core import test_worker_decode as decode
+from tests.core import test_worker_prefill as prefill
 from tests.core.worker_machine import WorkerMachine
 
 SETTINGS = settings(
@@ -34,7 +39,11 @@ MUTANTS = {
     ),
     "keeps the deficit when idle": ("token_budget", "if admission.admitted else 0", "if True else 0"),
     "lets a prefill starve": ("token_budget", "self._head_credit_tokens += self.min_share_tokens", "pass"),
-    "spends the credit of waiting twice": ("token_budget", "            self._head_credit_tokens = 0", "            pass"),
+    "spends the credit of waiting twice": (
+        "token_budget",
+        "            self._head_credit_tokens = 0",
+        "            pass",
+    ),
     "banks the fresh budget in a memory stall": (
         "token_budget",
         "max(0, self._deficit_tokens - max(0, admission.tokens - fresh_tokens))",
@@ -52,7 +61,11 @@ MUTANTS = {
         "            self._pool.release(block.attempt)",
         "            pass",
     ),
-    "decodes a zombie on": ("worker", "            if block.stage is Stage.ZOMBIE:\n                self._drop(block)\n            elif", "            if"),
+    "decodes a zombie on": (
+        "worker",
+        "            if block.stage is Stage.ZOMBIE:\n                self._drop(block)\n            elif",
+        "            if",
+    ),
     "drops the attempt check": ("worker", "if newest >= work.attempt.attempt:", "if False:"),
     "runs a superseded attempt on": ("worker", "for attempt in older:", "for attempt in []:"),
     "never gives up waiting for pages": ("worker", "if due <= self._now", "if False"),
@@ -64,7 +77,11 @@ MUTANTS = {
         "if not block.withdrawn]",
     ),
     "withdraws twice": ("kv_retention", "if block is None or block.withdrawn:", "if block is None:"),
-    "hands a page out twice": ("page_pool", "self._free_runs.append((start + taken, end))", "self._free_runs.append((start, end))"),
+    "hands a page out twice": (
+        "page_pool",
+        "self._free_runs.append((start + taken, end))",
+        "self._free_runs.append((start, end))",
+    ),
     "serves the same decodes for ever": (
         "worker_blocks",
         "self.decodes[block.attempt] = self.decodes.pop(block.attempt)",
@@ -75,8 +92,16 @@ MUTANTS = {
         "return waiter is None or waiter.arrival > prefill.arrival",
         "return True",
     ),
-    "counts the prefill as a decode forward": ("worker_block", "self.decode_forwards += delta.step > 0", "self.decode_forwards += 1"),
-    "retains K/V that no decode needs": ("worker", "completion is None and block.work.cache_mode is not CacheMode.NONE", "completion is None"),
+    "counts the prefill as a decode forward": (
+        "worker_block",
+        "self.decode_forwards += delta.step > 0",
+        "self.decode_forwards += 1",
+    ),
+    "retains K/V that no decode needs": (
+        "worker",
+        "completion is None and block.work.cache_mode is not CacheMode.NONE",
+        "completion is None",
+    ),
 }
 CLASSES = {
     "token_budget": "DeficitTokenBudget",
@@ -88,25 +113,55 @@ CLASSES = {
 }
 
 
-def mutated(module_name: str, old: str, new: str) -> types.ModuleType:
-    """That module of the core with `old` (which occurs once) replaced."""
-    spec = importlib.util.find_spec(f"common.core.{module_name}")
-    assert spec is not None and spec.origin is not None
-    with open(spec.origin, encoding="utf-8") as file:
-        source = file.read()
+SCENARIOS: tuple[Callable[[], None], ...] = (
+    cancel.test_a_hundred_cancels_at_random_moments_leave_a_clean_worker,
+    cancel.test_a_newer_attempt_runs_beside_the_zombie_of_an_older_one,
+    cancel.test_pages_of_a_zombie_are_not_given_to_others,
+    cancel.test_retained_kv_that_a_send_reads_returns_when_the_send_ends,
+    decode.TestIterations().test_a_prefill_is_admitted_however_many_decodes_are_fed_from_outside,
+    decode.TestIterations().test_a_smaller_prefill_never_passes_the_head,
+    decode.TestIterations().test_more_decodes_than_the_batch_holds_take_turns,
+    decode.TestPages().test_a_small_local_prefill_does_not_take_pages_from_an_older_decode,
+    decode.TestPages().test_it_is_sent_elsewhere_when_pages_do_not_come_in_time,
+    prefill.TestLeases().test_a_lease_does_not_end_while_a_send_reads_the_pages,
+    prefill.TestLeases().test_releasing_twice_or_something_unknown_changes_nothing,
+    prefill.TestAttempts().test_a_newer_attempt_frees_the_kv_retained_for_an_older_one,
+)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, module_name: str, old: str, new: str) -> None:
+    """Let the worker core use that module with `old` (which must occur once) replaced."""
+    original = importlib.import_module(f"common.core.{module_name}")
+    source = inspect.getsource(original)
     assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times: the mutant is out of date"
-    module = types.ModuleType(f"mutant_{module_name}")
-    # dataclasses look their module up by name.
-    module.__dict__["__name__"] = f"common.core.{module_name}"
-    exec(compile(source.replace(old, new), spec.origin, "exec"), module.__dict__)
-    return module
+    # Named like the original, because dataclasses look their module up.
+    mutant = types.ModuleType(original.__name__)
+    exec(compile(source.replace(old, new), str(original.__file__), "exec"), mutant.__dict__)
+    name = CLASSES[module_name]
+    mutant_class = getattr(mutant, name)
+    # Enums and values are compared by identity: share all but the mutant class.
+    mutant.__dict__.update({key: value for key, value in vars(original).items() if key != name})
+    monkeypatch.setattr(worker_module, name, mutant_class)
+
+
+def run_suite(examples: int) -> None:
+    """Hand-written scenarios first (they are fast), then random lives."""
+    for scenario in SCENARIOS:
+        scenario()
+    quick = settings(
+        SETTINGS, max_examples=examples, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False
+    )
+    run_state_machine_as_test(WorkerMachine, settings=quick)
+
+
+def test_a_copy_without_a_mutation_survives(monkeypatch):
+    for module_name in CLASSES:
+        install(monkeypatch, module_name, "from __future__ import annotations", "from __future__ import annotations")
+        run_suite(examples=5)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_does_not_survive(name, monkeypatch):
-    module_name, old, new = MUTANTS[name]
-    mutant = mutated(module_name, old, new)
-    monkeypatch.setattr(worker_module, CLASSES[module_name], getattr(mutant, CLASSES[module_name]))
-    quick = settings(SETTINGS, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)
+    install(monkeypatch, *MUTANTS[name])
     with pytest.raises((AssertionError, KeyError, ValueError)):
-        run_state_machine_as_test(WorkerMachine, settings=quick)
+        run_suite(examples=200)

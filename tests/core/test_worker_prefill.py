@@ -192,7 +192,7 @@ class TestLeases:
         shell.send_started(A)
         shell.send_ended(A)
         if ack_first:
-            assert shell.release(A) == [ForgetKv(attempt=A)]
+            assert shell.release(A)[0] == ForgetKv(attempt=A)
             assert (shell.free_pages, shell.core.view().withdrawn) == (13, (A,))
             shell.send_ended(A)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -50,7 +52,7 @@ class WorkerMachine(RuleBasedStateMachine):
         )
         self.books = self.shell.books
 
-    def _pick(self, data, attempts):
+    def _pick(self, data: st.DataObject, attempts: Iterable[BlockAttempt]) -> BlockAttempt:
         return data.draw(st.sampled_from(sorted(attempts)))
 
     @rule(what=WORKS, source=st.sampled_from(["local", "remote"]))
@@ -69,18 +71,15 @@ class WorkerMachine(RuleBasedStateMachine):
     def cancel(self, data):
         self.shell.cancel(self._pick(data, self.books.calls))
 
-    def _complete(self, data):
+    @precondition(lambda self: self.books.running)
+    @rule(data=st.data())
+    def complete(self, data):
         reveals = {}
-        for attempt in (*self.books.running.decodes, *self.books.running.prefills):
+        for attempt in (*self.shell.batch.decodes, *self.shell.batch.prefills):
             masked = self.books.calls[attempt].masked
             positions = data.draw(st.sets(st.sampled_from(masked), min_size=1))
             reveals[attempt] = {position: data.draw(TOKENS) for position in sorted(positions)}
         self.shell.complete(reveals)
-
-    @precondition(lambda self: self.books.running)
-    @rule(data=st.data())
-    def complete(self, data):
-        self._complete(data)
 
     @precondition(lambda self: self.books.running)
     @rule()

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import common.core.worker as worker_module
 from common.core.ids import BlockAttempt, Role
 from common.core.params import CacheMode
-from common.core.work import BlockWork, KvSource, StepDelta
+from common.core.work import BlockWork, IterationReport, KvSource, StepDelta
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_effects import (
     ForgetKv,
+    RunIteration,
     SendCompletion,
     SendFailure,
     SendKvReceived,
@@ -53,6 +54,18 @@ class WorkerShell:
     def free_pages(self) -> int:
         return self.core.view().free_pages
 
+    @property
+    def report(self) -> IterationReport:
+        """The newest report."""
+        assert self.books.report is not None
+        return self.books.report.report
+
+    @property
+    def batch(self) -> RunIteration:
+        """The forward that runs now."""
+        assert self.books.running is not None
+        return self.books.running
+
     def feed(self, event: WorkerEvent) -> Effects:
         """Hand one event to the core and check all that follows."""
         self.books.free_untouched()
@@ -84,9 +97,7 @@ class WorkerShell:
             self.arrivals += 1
             books.calls[new] = call
             (books.queued if call.runs_prefill else books.page_waiters).append(new)
-        return self.feed(
-            PrefillRequested(work=what) if source is None else DecodeRequested(work=what, source=source)
-        )
+        return self.feed(PrefillRequested(work=what) if source is None else DecodeRequested(work=what, source=source))
 
     def cancel(self, attempt: BlockAttempt) -> Effects:
         """The caller is gone."""

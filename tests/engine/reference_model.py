@@ -37,11 +37,14 @@ def reference_logits(model_dir: Path, token_ids: list[int]) -> Tensor:
     }
     n_layers, n_heads, eps, theta = (config[key] for key in names["keys"].split())
 
+    zero = torch.zeros(1).double()
+
     def linear(x: Tensor, name: str) -> Tensor:
-        return x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", torch.zeros(1).double())
+        return x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", zero)
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * tensors[f"{name}.weight"]
+        scale = tensors[f"{name}.weight"] / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        return torch.mul(x, scale)
 
     def rope(x: Tensor) -> Tensor:
         half = x.shape[-1] // 2
@@ -56,7 +59,7 @@ def reference_logits(model_dir: Path, token_ids: list[int]) -> Tensor:
         in_norm, q, k, v, out, mlp_norm, gate, up, down = (prefix + part for part in names["parts"].split())
         y = norm(x, in_norm)
         head_dim = x.shape[1] // n_heads
-        query, key, value = (linear(y, name).unflatten(1, (-1, head_dim)) for name in (q, k, v))
+        query, key, value = (linear(y, name).view(len(token_ids), -1, head_dim) for name in (q, k, v))
         repeats = n_heads // key.shape[1]
         key, value = rope(key).repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         weights = torch.softmax(torch.einsum("qhd,khd->hqk", rope(query), key) / head_dim**0.5, -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from common.core.params import CacheMode, ConfidenceQuota, ConfidenceThreshold, RandomReveal
@@ -14,13 +16,14 @@ from tests.engine.runs import STRATEGIES, request
 
 
 @pytest.fixture
-def engine(golden_engine) -> Engine:
+def engine(golden_engine: Callable[[str], Engine]) -> Engine:
     return golden_engine("llada-gqa")
 
 
 def generate(engine, spec) -> tuple[list[StepDelta], GenerationResult]:
-    *deltas, result = LocalGenerator(engine).generate(spec)
-    return deltas, result
+    events = list(LocalGenerator(engine).generate(spec))
+    assert isinstance(events[-1], GenerationResult)
+    return [event for event in events if isinstance(event, StepDelta)], events[-1]
 
 
 def test_one_prefill_and_five_decodes_are_six_forwards(engine):
@@ -52,7 +55,7 @@ def test_every_request_ends_and_its_deltas_are_its_output(engine, mode, strategy
     spec = request(max_tokens=23, block_length_tokens=8, cache_mode=mode, strategy=strategy)
     deltas, result = generate(engine, spec)
     assert all(delta.positions and list(delta.positions) == sorted(delta.positions) for delta in deltas)
-    tokens = {}
+    tokens: dict[int, int] = {}
     for delta in deltas:
         assert not tokens.keys() & set(delta.positions)
         tokens |= dict(zip(delta.positions, delta.token_ids, strict=True))

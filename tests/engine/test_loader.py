@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from tests.engine.reference_model import reference_logits
 
 CANVAS = random.Random(0).choices(range(512), k=45)
 
-VARIANTS = {
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llada": ("llada-gqa", {}),
     "llada-n_kv_heads-null": ("llada-mha", {"n_kv_heads": None}),
     "llada-multi-query": ("llada-gqa", {"n_kv_heads": 1}),
@@ -35,8 +37,9 @@ VARIANTS = {
 }
 
 
-def load(model_dir, **settings) -> Engine:
-    return Engine.load(model_dir, **({"device": "cpu", "dtype": None, "num_pages": 8} | settings))
+def load(model_dir: Path, **settings: Any) -> Engine:
+    defaults: dict[str, Any] = {"device": "cpu", "dtype": None, "num_pages": 8}
+    return Engine.load(model_dir, **(defaults | settings))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

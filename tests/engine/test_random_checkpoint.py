@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.core.params import ConfidenceThreshold
+from common.core.work import StepDelta
 from common.engine.engine import Engine
 from common.engine.generator import GenerationResult, LocalGenerator
 from common.errors import ConfigError
@@ -33,7 +34,7 @@ def test_text_in_text_out_and_thresholds_matter(tmp_path, family):
         *deltas, result = LocalGenerator(engine).generate(spec)
         assert isinstance(result, GenerationResult)
         forwards.append(result.prefill_forwards + result.decode_forwards)
-        confidences += [confidence for delta in deltas for confidence in delta.confidences]
+        confidences += [value for delta in deltas if isinstance(delta, StepDelta) for value in delta.confidences]
         text = tokenizer.decode(result.token_ids)
         assert sum(character.isascii() and character.isprintable() for character in text) >= 60
     assert forwards[0] < forwards[1] < forwards[2]

@@ -35,12 +35,20 @@ class Scheduler:
 
     async def until_idle(self) -> None:
         """Wait until no request runs and every page is free in the ledger."""
+
+        def is_idle(state: scheduler_pb2.GetClusterStateResponse) -> bool:
+            full = all(worker.pages_free == worker.pages_total for worker in state.workers)
+            return full and not state.running_requests
+
+        await self._until(is_idle)
+
+    async def until_no_worker(self) -> None:
+        """Wait until no worker is registered."""
+        await self._until(lambda state: not state.workers)
+
+    async def _until(self, holds: Callable[[scheduler_pb2.GetClusterStateResponse], bool]) -> None:
         async with asyncio.timeout(10):
-            while True:
-                state = await self.state()
-                busy = [worker for worker in state.workers if worker.pages_free != worker.pages_total]
-                if not busy and not state.running_requests:
-                    return
+            while not holds(await self.state()):  # noqa: ASYNC110  # only asking can tell
                 await asyncio.sleep(0.01)
 
 
@@ -51,12 +59,12 @@ AddWorker = Callable[..., Awaitable[ScriptedWorker]]
 def make_request(
     request_id: str = "r", *, max_tokens: int = 20, block_length: int = 8
 ) -> scheduler_pb2.ScheduleRequest:
-    """A request of three blocks (8, 8 and 4 tokens) unless told otherwise."""
+    """A request in blocks of 8 tokens; by default three (8, 8 and 4)."""
     spec = RequestSpec(
         request_id=RequestId(request_id),
         prompt_token_ids=(1, 2, 3),
         max_tokens=max_tokens,
-        block_length_tokens=block_length,
+        block_length_tokens=8,
         cache_mode=CacheMode.DUAL,
         sampling=SamplingParams(strategy=ConfidenceThreshold(0.9), temperature=0.0, seed=1),
         ignore_eos=True,

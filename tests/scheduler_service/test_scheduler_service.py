@@ -183,9 +183,7 @@ async def test_silent_worker_is_lost(start_scheduler: StartScheduler, add_worker
     worker = await add_worker(scheduler, "p", Role.PREFILL)
     assert len((await scheduler.state()).workers) == 1
     worker.speaking = False
-    async with asyncio.timeout(10):
-        while (await scheduler.state()).workers:
-            await asyncio.sleep(0.02)
+    await scheduler.until_no_worker()
     # Its own stream tells it so, and the ended life may not come back.
     await until(lambda: worker.heartbeat_ended_with is grpc.StatusCode.FAILED_PRECONDITION)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -201,9 +199,7 @@ async def test_registered_worker_that_never_speaks_is_lost(
     spec = worker_spec_to_proto(mute.spec())
     spec.address = "127.0.0.1:9"
     await scheduler.stub.RegisterWorker(spec)
-    async with asyncio.timeout(10):
-        while (await scheduler.state()).workers:
-            await asyncio.sleep(0.02)
+    await scheduler.until_no_worker()
 
 
 async def test_newer_incarnation_takes_the_place_of_the_older(

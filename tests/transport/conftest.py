@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from common.core.work import KvHandle
 from common.transport.base import FetchStats, KvSink, KvTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
-from tests.transport.doubles import MemoryLease, MemoryProvider, handle_for
+from tests.transport.doubles import MemoryProvider, handle_for
 
 
 @dataclass
@@ -29,12 +28,6 @@ class Pair:
 
     async def fetch(self, sink: KvSink, number: int = 0, timeout_s: float = 20.0) -> FetchStats:
         return await self.reader.fetch(handle=self.handle(number), sink=sink, timeout_s=timeout_s)
-
-    async def closed(self, lease: MemoryLease) -> list[bool]:
-        """How the lease was closed, once it was."""
-        async with asyncio.timeout(20.0):
-            await lease.closed.wait()
-        return lease.closes
 
 
 def _inproc_maker() -> Callable[[], KvTransport]:

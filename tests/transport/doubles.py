@@ -13,6 +13,7 @@ from common.transport.base import KvReadRequest
 
 OWNER = WorkerLife(WorkerId("p0"), 7)
 LAYOUT = "layout-1"
+PATIENCE_S = 20.0
 
 
 def attempt(number: int = 0) -> BlockAttempt:
@@ -75,6 +76,17 @@ class MemoryLease:
 
     def revoke(self, error: WireError) -> None:
         self._revoked.set_result(error)
+
+    async def until_closed(self) -> list[bool]:
+        """How the lease was closed, once it was."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.closed.wait()
+        return self.closes
+
+    async def until_reached(self, layer: int) -> None:
+        """Return once the transport asked for that layer."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.reached[layer].wait()
 
     def close(self, *, delivered: bool) -> None:
         self.closes.append(delivered)

@@ -126,7 +126,7 @@ async def fetch_still_works(provider: MemoryProvider, address: str) -> None:
     sink = MemorySink(2, LAYER)
     async with transport() as reader:
         await reader.fetch(handle=handle_for(address, 99), sink=sink, timeout_s=20.0)
-        await lease.closed.wait()
+        await lease.until_closed()
     assert sink.content == DATA and lease.closes == [True]
 
 
@@ -170,8 +170,7 @@ async def test_reader_gone_after_the_last_byte_before_its_ack() -> None:
         async with raw_reader(address) as (reader, writer):
             writer.write(request_frame())
             assert await reader.readexactly(len(GOOD)) == GOOD
-        await lease.closed.wait()
-        assert lease.closes == [False]
+        assert await lease.until_closed() == [False]
 
 
 async def test_reader_that_never_acknowledges() -> None:
@@ -180,8 +179,7 @@ async def test_reader_that_never_acknowledges() -> None:
         async with raw_reader(address) as (reader, writer):
             writer.write(request_frame())
             await reader.readexactly(len(GOOD))
-            await lease.closed.wait()
-        assert lease.closes == [False]
+            assert await lease.until_closed() == [False]
 
 
 @pytest.mark.parametrize("early", [encode_control(Ack()), request_frame(), b"x"])
@@ -193,8 +191,7 @@ async def test_reader_that_speaks_too_early_gets_no_delivery(early: bytes) -> No
             writer.write(request_frame())
             await reader.readexactly(len(GOOD) - LAYER - HEADER_BYTES)
             writer.write(early)
-            await lease.closed.wait()
-        assert lease.closes == [False]
+            assert await lease.until_closed() == [False]
 
 
 async def test_reader_that_answers_something_else_than_an_ack() -> None:
@@ -204,8 +201,7 @@ async def test_reader_that_answers_something_else_than_an_ack() -> None:
             writer.write(request_frame())
             await reader.readexactly(len(GOOD))
             writer.write(request_frame())
-            await lease.closed.wait()
-        assert lease.closes == [False]
+            assert await lease.until_closed() == [False]
 
 
 async def test_reader_gone_while_a_layer_is_awaited_is_noticed() -> None:
@@ -214,18 +210,17 @@ async def test_reader_gone_while_a_layer_is_awaited_is_noticed() -> None:
         lease.gates[1] = asyncio.Event()
         async with raw_reader(address) as (_, writer):
             writer.write(request_frame())
-            await lease.reached[1].wait()
-        await lease.closed.wait()
-        assert lease.closes == [False]
+            await lease.until_reached(1)
+        assert await lease.until_closed() == [False]
 
 
 @pytest.mark.parametrize("ending", ["stall", "timeout", "revoke", "aclose"])
 async def test_reader_that_takes_no_bytes_cannot_hold_the_lease(ending: str) -> None:
     """The socket fills up mid-frame; the owner's patience, the reader's own timeout or the owner's will ends it."""
-    limits = {"stall_timeout_s": 0.2} if ending == "stall" else {}
-    async with serving(**limits) as (owner, provider, address):
-        lease = provider.lend(random_layers(2, 32 * MAX_DATA_BYTES))
-        async with raw_reader(address) as (_, writer):
+    data = random_layers(2, 32 * MAX_DATA_BYTES)
+    async with serving(stall_timeout_s=0.2 if ending == "stall" else 60.0) as (owner, provider, address):
+        lease = provider.lend(data)
+        async with raw_reader(address) as (reader, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket transport has it
             writer.write(request_frame(timeout_s=0.3 if ending == "timeout" else 60.0))
             await lease.opened.wait()
@@ -235,8 +230,19 @@ async def test_reader_that_takes_no_bytes_cannot_hold_the_lease(ending: str) -> 
                 lease.revoke(WireError(Reason.KV_NOT_FOUND, "withdrawn"))
             elif ending == "aclose":
                 await owner.aclose()
-            await lease.closed.wait()
-        assert lease.closes == [False]
+            assert await lease.until_closed() == [False]
+            writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
+            assert_cut(await asyncio.wait_for(reader.read(), 20.0), data)
+
+
+def assert_cut(wire: bytes, data: list[bytes]) -> None:
+    """What came is the beginning of the right bytes: nothing is said in the middle of a frame."""
+    right = accept_frame(2, len(data[0])) + b"".join(
+        data_frame(layer, offset, content[offset : offset + MAX_DATA_BYTES])
+        for layer, content in enumerate(data)
+        for offset in range(0, len(content), MAX_DATA_BYTES)
+    )
+    assert len(wire) < len(right) and right[: len(wire)] == wire
 
 
 async def test_a_host_name_will_do() -> None:
@@ -247,4 +253,4 @@ async def test_a_host_name_will_do() -> None:
         lease, sink = provider.lend(DATA), MemorySink(2, LAYER)
         await reader.fetch(handle=handle_for(address), sink=sink, timeout_s=20.0)
         assert sink.content == DATA
-        await lease.closed.wait()
+        await lease.until_closed()

@@ -102,10 +102,9 @@ async def test_reader_killed_while_it_receives() -> None:
     )
     try:
         async with process("-c", program, address) as (child, _):
-            await asyncio.wait_for(lease.reached[2].wait(), 60.0)
+            await lease.until_reached(2)
             child.kill()
             await child.wait()
-            await asyncio.wait_for(lease.closed.wait(), 20.0)
+            assert await lease.until_closed() == [False]
     finally:
         await owner.aclose()
-    assert lease.closes == [False]

@@ -37,7 +37,7 @@ async def test_bytes_arrive_in_wire_order(pair: Pair, layers, layer_bytes, owner
     assert sink.completed == list(enumerate(data))
     assert stats.transfer_bytes == layers * layer_bytes
     assert stats.transfer_s >= 0.0
-    assert await pair.closed(lease) == [True]
+    assert await lease.until_closed() == [True]
 
 
 async def test_request_names_attempt_owner_layout_and_pages(pair: Pair) -> None:
@@ -59,8 +59,7 @@ async def test_layers_are_sent_as_they_are_computed(pair: Pair, layer_bytes: int
     lease.gates[1] = asyncio.Event()
     sink = MemorySink(3, layer_bytes)
     fetch = asyncio.create_task(pair.fetch(sink))
-    async with asyncio.timeout(20.0):
-        await lease.reached[1].wait()
+    await lease.until_reached(1)
     assert not lease.reached[2].is_set() and not fetch.done()
     lease.gates[1].set()
     await fetch
@@ -96,7 +95,7 @@ async def test_a_bug_in_the_owner_is_internal_and_tells_nothing(pair: Pair) -> N
     with pytest.raises(WireError) as caught:
         await pair.fetch(MemorySink(2, 8))
     assert caught.value.reason is Reason.INTERNAL and "secret" not in caught.value.message
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
 
 
 @pytest.mark.parametrize(("layers", "layer_bytes"), [(1, 16), (3, 16), (2, 8), (2, 17), (0, 0), (2, 0)])
@@ -107,7 +106,7 @@ async def test_sizes_that_differ_are_refused_before_a_byte_is_written(pair: Pair
         await pair.fetch(sink)
     assert caught.value.reason is Reason.LAYOUT_MISMATCH
     assert sink.content == [bytes(layer_bytes)] * layers
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
 
 
 @pytest.mark.parametrize(("layers", "layer_bytes"), [(0, 0), (2, 0)])
@@ -116,7 +115,7 @@ async def test_an_owner_with_nothing_to_send_is_refused(pair: Pair, layers, laye
     with pytest.raises(WireError) as caught:
         await pair.fetch(MemorySink(layers, layer_bytes))
     assert caught.value.reason is Reason.LAYOUT_MISMATCH
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
 
 
 async def test_check_runs_before_every_piece(pair: Pair) -> None:
@@ -140,19 +139,19 @@ async def test_a_lease_that_expires_mid_read_ends_it_with_its_reason(pair: Pair)
     assert sink.content[2:] == [bytes(1000)] * 2
     assert [layer for layer, _ in sink.completed] == [0, 1]
     assert not lease.reached[3].is_set()
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
 
 
 async def test_a_revoked_lease_ends_a_read_that_waits(pair: Pair) -> None:
     lease = pair.provider.lend(random_layers(2, 64))
     lease.gates[1] = asyncio.Event()
     fetch = asyncio.create_task(pair.fetch(MemorySink(2, 64)))
-    await lease.reached[1].wait()
+    await lease.until_reached(1)
     lease.revoke(WireError(Reason.KV_NOT_FOUND, "withdrawn"))
     with pytest.raises(WireError) as caught:
         await fetch
     assert caught.value.reason is Reason.KV_NOT_FOUND
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
 
 
 async def test_a_slow_owner_is_given_up(pair: Pair) -> None:
@@ -161,7 +160,7 @@ async def test_a_slow_owner_is_given_up(pair: Pair) -> None:
     with pytest.raises(WireError) as caught:
         await pair.fetch(MemorySink(2, 64), timeout_s=0.2)
     assert caught.value.reason is Reason.PEER_LOST
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
 
 
 @pytest.mark.parametrize("layer_bytes", [64, 4 * MIB])
@@ -170,13 +169,13 @@ async def test_after_a_cancel_nothing_writes_to_the_sink(pair: Pair, layer_bytes
     lease.gates[1] = asyncio.Event()
     sink = MemorySink(3, layer_bytes)
     fetch = asyncio.create_task(pair.fetch(sink))
-    await lease.reached[1].wait()
+    await lease.until_reached(1)
     fetch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetch
     at_cancel = sink.content
     lease.gates[1].set()
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
     await asyncio.sleep(0.05)
     assert sink.content == at_cancel
 
@@ -193,7 +192,7 @@ async def test_cancel_at_every_turn_never_writes_later_and_closes_once(pair: Pai
         outcome = (await asyncio.gather(fetch, return_exceptions=True))[0]
         at_end = sink.content
         if lease.opened.is_set():
-            await pair.closed(lease)
+            await lease.until_closed()
         await asyncio.sleep(0)
         assert sink.content == at_end
         if not isinstance(outcome, BaseException):
@@ -206,7 +205,7 @@ async def test_eight_fetches_at_once_do_not_mix(pair: Pair) -> None:
     sinks = [MemorySink(3, MIB + number, piece_bytes=4096, gap_bytes=16) for number in range(8)]
     await asyncio.gather(*(pair.fetch(sink, number) for number, sink in enumerate(sinks)))
     assert [sink.content for sink in sinks] == data
-    assert [await pair.closed(lease) for lease in leases] == [[True]] * 8
+    assert [await lease.until_closed() for lease in leases] == [[True]] * 8
 
 
 async def test_close_peer_ends_only_that_lifes_fetches(pair: Pair) -> None:
@@ -214,7 +213,7 @@ async def test_close_peer_ends_only_that_lifes_fetches(pair: Pair) -> None:
     lease.gates[1] = asyncio.Event()
     sink = MemorySink(2, 64)
     fetch = asyncio.create_task(pair.fetch(sink))
-    await lease.reached[1].wait()
+    await lease.until_reached(1)
     await pair.reader.close_peer(WorkerLife(OWNER.worker_id, OWNER.incarnation + 1))
     assert not fetch.done()
     await pair.reader.close_peer(OWNER)
@@ -223,7 +222,7 @@ async def test_close_peer_ends_only_that_lifes_fetches(pair: Pair) -> None:
         await fetch
     assert caught.value.reason is Reason.PEER_LOST
     lease.gates[1].set()
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
     assert sink.content == at_close
 
 
@@ -231,7 +230,7 @@ async def test_owner_closing_ends_its_sends(pair: Pair) -> None:
     lease = pair.provider.lend(random_layers(2, 64))
     lease.gates[1] = asyncio.Event()
     fetch = asyncio.create_task(pair.fetch(MemorySink(2, 64)))
-    await lease.reached[1].wait()
+    await lease.until_reached(1)
     await pair.owner.aclose()
     assert lease.closes == [False]
     with pytest.raises(WireError) as caught:
@@ -244,13 +243,13 @@ async def test_reader_closing_ends_its_fetches_and_refuses_more(pair: Pair) -> N
     lease = pair.provider.lend(random_layers(2, 64))
     lease.gates[1] = asyncio.Event()
     fetch = asyncio.create_task(pair.fetch(MemorySink(2, 64)))
-    await lease.reached[1].wait()
+    await lease.until_reached(1)
     await pair.reader.aclose()
     for doomed in (fetch, pair.fetch(MemorySink(2, 64))):
         with pytest.raises(WireError) as caught:
             await doomed
         assert caught.value.reason is Reason.PEER_LOST
-    assert await pair.closed(lease) == [False]
+    assert await lease.until_closed() == [False]
 
 
 async def test_nobody_listens(pair: Pair) -> None:
@@ -266,8 +265,8 @@ async def test_the_same_lease_can_be_read_again_after_a_failure(pair: Pair) -> N
     first.gates[1] = asyncio.Event()
     with pytest.raises(WireError):
         await pair.fetch(MemorySink(2, 64), timeout_s=0.1)
-    await pair.closed(first)
+    await first.until_closed()
     second = pair.provider.lend(data)
     sink = MemorySink(2, 64)
     await pair.fetch(sink)
-    assert sink.content == data and await pair.closed(second) == [True]
+    assert sink.content == data and await second.until_closed() == [True]

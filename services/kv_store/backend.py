@@ -1,0 +1,81 @@
+"""Which store a registry has, and what keeps it going: expiry for the one in memory, a watch over the one in Redis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from common.clock import Clock
+from common.errors import WireError
+from services.kv_store.janitor import sweep_forever
+from services.kv_store.memory_store import MemoryStore
+from services.kv_store.redis_store import RedisAddress, RedisStore
+from services.kv_store.store import KvStore
+
+WATCH_INTERVAL_S = 0.5
+"""Time between two looks at Redis."""
+
+_log = logging.getLogger(__name__)
+
+ReportReady = Callable[[bool], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """A store, and the upkeep that must run while it is used.
+
+    `upkeep(report)` runs until cancelled and awaits `report(ready)` at first and whenever readiness changes.
+    """
+
+    store: KvStore
+    upkeep: Callable[[ReportReady], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def open_backend(registry: str, clock: Clock) -> AsyncIterator[Backend]:
+    """The backend of a `KvStoreConfig.registry`; closes its connections at the end."""
+    if registry == "memory":
+        yield _memory_backend(MemoryStore(clock), clock)
+        return
+    store = RedisStore(RedisAddress.parse(registry))
+    try:
+        yield _redis_backend(store, clock, registry)
+    finally:
+        await store.aclose()
+
+
+def _memory_backend(store: MemoryStore, clock: Clock) -> Backend:
+    async def upkeep(report: ReportReady) -> None:
+        await report(True)
+        await sweep_forever(store, clock)
+
+    return Backend(store=store, upkeep=upkeep)
+
+
+def _redis_backend(store: RedisStore, clock: Clock, url: str) -> Backend:
+    async def upkeep(report: ReportReady) -> None:
+        ready: bool | None = None
+        while True:
+            problem = await _problem_of(store)
+            if ready is not (problem is None):
+                ready = problem is None
+                await report(ready)
+                if problem is None:
+                    _log.info("the registry is in %s", url)
+                else:
+                    _log.error("the registry in %s does not answer (%s); trying again until it does", url, problem)
+            await clock.sleep(WATCH_INTERVAL_S)
+
+    return Backend(store=store, upkeep=upkeep)
+
+
+async def _problem_of(store: RedisStore) -> str | None:
+    """Why Redis cannot be used now, in one line; None when it can."""
+    try:
+        await store.check()
+    except WireError as error:
+        return " ".join(str(error.__cause__).split())
+    return None

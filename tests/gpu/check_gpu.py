@@ -1,0 +1,108 @@
+"""Engine checks on a CUDA device, by hand: `python -m tests.gpu.check_gpu [cuda:N]`.
+
+Goldens token for token and forward for forward, full logits, and batched = solo bitwise, all in float32; then batched =
+solo in bfloat16. Exit code 0: all hold, 1: some do not, 2: no CUDA device here.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from common.engine.engine import Engine
+from common.engine.generator import LocalGenerator
+from common.engine.randomness import uniform
+from tests.engine.checkpoints import GOLDEN_DIR, GOLDEN_NAMES, write_checkpoint
+from tests.engine.golden import full_logits, golden_runs
+from tests.engine.runs import random_request
+from tests.engine.test_batch_invariance import assert_same, run_batched, run_solo
+
+WIDE = {"d_model": 512, "n_heads": 8, "n_kv_heads": 2, "mlp_hidden_size": 1376, "n_layers": 4}
+
+
+def check_full_logits(device: str) -> None:
+    """Full-canvas logits within 1e-4 of the references."""
+    for name in GOLDEN_NAMES:
+        canvas, expected = full_logits(name)
+        difference = (load(GOLDEN_DIR / name, device, "float32").canvas_logits(canvas) - expected).abs().max().item()
+        assert difference < 1e-4, f"{name}: logits differ by {difference}"
+
+
+def check_goldens(device: str) -> None:
+    """Every golden run: tokens and forwards."""
+    engines = {name: load(GOLDEN_DIR / name, device, "float32") for name in GOLDEN_NAMES}
+    for run in golden_runs():
+        result = LocalGenerator(engines[run.name]).run(run.spec)
+        assert run.spec.prompt_token_ids + result.token_ids == run.canvas, f"{run.label}: tokens differ"
+        assert result.prefill_forwards + result.decode_forwards == run.forwards, f"{run.label}: forwards differ"
+
+
+def check_batches_float32(device: str) -> None:
+    """Batched = solo, bitwise, float32."""
+    _check_batches(device, "float32")
+
+
+def check_batches_bfloat16(device: str) -> None:
+    """Batched = solo, bitwise, bfloat16."""
+    _check_batches(device, "bfloat16")
+
+
+def check_randomness(device: str) -> None:
+    """Counter-based uniforms are the CPU's, bit for bit."""
+    keys = torch.arange(-50, 50, dtype=torch.int64) * 0x1234_5678_9ABC
+    assert torch.equal(uniform(keys, 4096), uniform(keys.to(device), 4096).cpu()), "uniform draws differ"
+
+
+CHECKS: tuple[Callable[[str], None], ...] = (
+    check_randomness,
+    check_full_logits,
+    check_goldens,
+    check_batches_float32,
+    check_batches_bfloat16,
+)
+
+
+def load(model_dir: Path, device: str, dtype: str) -> Engine:
+    """A checkpoint on the device, with room for a batch."""
+    return Engine.load(model_dir, device=device, dtype=dtype, num_pages=256)
+
+
+def _check_batches(device: str, dtype: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [GOLDEN_DIR / name for name in GOLDEN_NAMES]
+        folders.append(write_checkpoint(Path(folder), "llada-gqa", **WIDE))
+        for model_dir in folders:
+            engine = load(model_dir, device, dtype)
+            rng = random.Random(1)
+            specs = [random_request(rng, f"r{number}", vocab=500) for number in range(10)]
+            solo = run_solo(engine, specs, threads=1)
+            assert_same(solo, run_batched(engine, specs, threads=1, rng=rng))
+
+
+def main(arguments: list[str]) -> int:
+    """Run every check; print one line for each."""
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing was checked")
+        return 2
+    device = arguments[0] if arguments else "cuda"
+    failed = 0
+    for check in CHECKS:
+        started = time.monotonic()
+        try:
+            check(device)
+            outcome = "ok"
+        except AssertionError as error:
+            outcome = f"FAILED {error}"
+            failed += 1
+        print(f"{outcome:<8} {check.__doc__} ({time.monotonic() - started:.1f} s)", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""What the cluster tests share: model folders, running clusters, finding processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from common.cli.cluster import Cluster, ClusterConfig
+from common.cli.gateway_client import generate_at, request_of
+from common.cli.generation_output import GenerationOutput
+from common.cli.status import fetch_state, unfree_pages
+from common.core.ids import ServingMode
+from common.generation_input import GenerationInput
+from common.random_checkpoint import build_random_checkpoint
+from sangam.v1 import scheduler_pb2
+
+GOLDEN_DIR = Path(__file__).parents[1] / "data" / "golden"
+TIMEOUT_S = 60.0
+
+
+def random_model(folder: Path) -> Path:
+    """A small random checkpoint with a byte-level tokenizer."""
+    build_random_checkpoint(folder)
+    return folder
+
+
+def golden_model(name: str, folder: Path) -> Path:
+    """A golden checkpoint with a byte-level tokenizer beside it: the goldens themselves have ids only."""
+    shutil.copytree(GOLDEN_DIR / name, folder)
+    donor = random_model(folder.with_name(f"{folder.name}-tokenizer"))
+    shutil.copy(donor / "tokenizer.json", folder)
+    return folder
+
+
+@asynccontextmanager
+async def running_cluster(model_dir: Path, run_dir: Path, **settings: Any) -> AsyncIterator[Cluster]:
+    """A cluster of `model_dir`; afterwards none of its processes may be left."""
+    facts: dict[str, Any] = {"mode": ServingMode.HYBRID, "prefill_workers": 1, "decode_workers": 1, "torch_threads": 1}
+    config = ClusterConfig(model_dir=model_dir, run_dir=run_dir, **{**facts, **settings})
+    async with Cluster(config) as cluster:
+        yield cluster
+    assert processes_of(run_dir) == []
+
+
+async def ask(cluster: Cluster, wanted: GenerationInput) -> GenerationOutput:
+    """One request through the cluster's gateway."""
+    request = request_of(wanted)
+    return await generate_at(cluster.gateway_address, request, timeout_s=TIMEOUT_S, on_text=lambda text: None)
+
+
+async def state_of(cluster: Cluster) -> scheduler_pb2.GetClusterStateResponse:
+    """The cluster as its scheduler sees it."""
+    return await fetch_state(cluster.scheduler_address)
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], *, timeout_s: float = 30.0) -> None:
+    """Wait until an asynchronous condition holds; fails the test after `timeout_s`."""
+    async with asyncio.timeout(timeout_s):
+        while not await holds():  # noqa: ASYNC110  # another process changes it, no event can tell
+            await asyncio.sleep(0.02)
+
+
+async def all_pages_free(cluster: Cluster) -> bool:
+    """Whether every page is free, in the scheduler's ledger and by every worker's own report, and nothing runs."""
+    state = await state_of(cluster)
+    return not state.running_requests and all(
+        not unfree_pages(worker) and not worker.report.retained_blocks for worker in state.workers
+    )
+
+
+def processes_of(run_dir: Path) -> list[int]:
+    """Processes whose command line names the run folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(run_dir).encode() in command:
+                found.append(int(entry.name))
+    return found

@@ -1,0 +1,88 @@
+"""Services that are killed outright while they work: requests end with the same tokens all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from common.cli.cluster import Cluster
+from common.cli.local_check import LocalCheck
+from common.core.params import ConfidenceQuota
+from common.generation_input import GenerationInput
+from tests.integration.cluster_help import all_pages_free, ask, eventually, random_model, running_cluster, state_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# Hundreds of forwards: long enough to be killed in the middle.
+LONG = GenerationInput(
+    text="The river runs", token_ids=None, max_tokens=192, strategy=ConfidenceQuota(1), temperature=0.5, ignore_eos=True
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    folder = tmp_path_factory.mktemp("faults")
+    # A short lease: what a dead scheduler left at the prefill worker is not waited for.
+    options = ("--kv-lease-s", "2")
+    async with running_cluster(random_model(folder / "model"), folder / "run", worker_options=options) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: Cluster) -> tuple[int, ...]:
+    """The tokens of the engine in process."""
+    return LocalCheck.load(cluster.config.model_dir, [LONG], device="cpu", dtype="auto").run(LONG).token_ids
+
+
+async def incarnations(cluster: Cluster) -> dict[str, int]:
+    return {worker.life.worker_id: worker.life.incarnation for worker in (await state_of(cluster)).workers}
+
+
+async def is_running(cluster: Cluster, requests: int) -> bool:
+    """Whether that many requests run, and some block is being decoded."""
+    state = await state_of(cluster)
+    return state.running_requests == requests and any(worker.active_decodes for worker in state.workers)
+
+
+async def kill_under_load(cluster: Cluster, name: str, expected: tuple[int, ...]) -> None:
+    """Kill a process in the middle of three requests; all end with the expected tokens, every page comes back."""
+    calls = [asyncio.create_task(ask(cluster, LONG)) for _ in range(3)]
+    await eventually(lambda: is_running(cluster, len(calls)))
+    os.kill(cluster.processes[name], signal.SIGKILL)
+    outputs = await asyncio.gather(*calls)
+    assert [output.token_ids for output in outputs] == [expected] * 3
+    await eventually(lambda: all_pages_free(cluster))
+
+
+@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+async def test_killed_worker_costs_no_request_and_comes_back_as_a_new_life(
+    cluster: Cluster, expected: tuple[int, ...], name: str
+) -> None:
+    before = await incarnations(cluster)
+    restarts = cluster.restarts[name]
+    await kill_under_load(cluster, name, expected)
+
+    async def is_back() -> bool:
+        return (await incarnations(cluster)).get(name, 0) > before[name]
+
+    await eventually(is_back)
+    assert cluster.restarts[name] == restarts + 1
+    untouched = {worker: life for worker, life in before.items() if worker != name}
+    assert untouched.items() <= (await incarnations(cluster)).items()
+
+
+async def test_killed_scheduler_costs_no_request_and_comes_back_at_its_place(
+    cluster: Cluster, expected: tuple[int, ...]
+) -> None:
+    address = cluster.scheduler_address
+    await kill_under_load(cluster, "scheduler", expected)
+    assert cluster.scheduler_address == address
+
+
+async def test_killed_registry_is_not_even_noticed(cluster: Cluster, expected: tuple[int, ...]) -> None:
+    await kill_under_load(cluster, "kv_store", expected)
