@@ -196,7 +196,7 @@ class Cluster:
             "--torch-threads": str(config.threads_per_worker),
         }
         flags = [part for pair in arguments.items() for part in pair]
-        return self._managed(name, f"services.{role.value}_worker", (*flags, *config.worker_options))
+        return self._managed(name, f"services.{role.value}_worker", (*flags, *config.worker_options), may_end=True)
 
     def _scheduler_arguments(self) -> tuple[str, ...]:
         return (
@@ -212,9 +212,11 @@ class Cluster:
             *("--model-dir", str(self.config.model_dir)),
         )
 
-    def _managed(self, name: str, module: str, arguments: tuple[str, ...], *, port: int = 0) -> ManagedProcess:
+    def _managed(
+        self, name: str, module: str, arguments: tuple[str, ...], *, port: int = 0, may_end: bool = False
+    ) -> ManagedProcess:
         arguments = (*arguments, "--log-level", self.config.log_level)
-        spec = ProcessSpec(name=name, module=module, arguments=arguments, port=port)
+        spec = ProcessSpec(name=name, module=module, arguments=arguments, may_end=may_end, port=port)
         return ManagedProcess(spec, run_dir=self.config.run_dir, say=self._say)
 
     def _all(self) -> list[ManagedProcess]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.cli.default_model import cache_dir
-from common.errors import SangamError
+from common.errors import ConfigError, SangamError
 
 CLUSTER_FILE = "cluster.json"
 
@@ -60,9 +60,12 @@ def read_cluster_file(run_dir: Path) -> RunningCluster | None:
 def find_scheduler(address: str) -> str:
     """host:port of the scheduler to talk to: `address` if given, else that of the one cluster of this user.
 
-    Raises NoCluster when there is none, or no telling which.
+    Raises NoCluster when there is none, or no telling which; ConfigError when `address` is none.
     """
     if address:
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ConfigError(f"--address: must be host:port, not {address!r}")
         return address
     found = [cluster for run_dir in sorted(runs_dir().glob("*")) if (cluster := read_cluster_file(run_dir))]
     if not found:

@@ -33,11 +33,15 @@ class ServiceFailed(SangamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """How to run one service: `python -m module arguments`, with `port` (0: any free one) kept over restarts."""
+    """How to run one service: `python -m module arguments`, with `port` (0: any free one) kept over restarts.
+
+    `may_end` says that an exit code of 0 is an end in order (a drained worker) and no reason to start it again.
+    """
 
     name: str
     module: str
     arguments: tuple[str, ...]
+    may_end: bool
     port: int = 0
 
 
@@ -104,10 +108,7 @@ class ManagedProcess:
             raise ServiceFailed(self._failure(f"did not serve within {timeout_s:.0f} s")) from None
 
     async def supervise(self) -> None:
-        """Restart the process whenever it ends unasked, with a growing back-off; return once it ended by request.
-
-        A life that ends with exit code 0 (a drained worker) is not restarted.
-        """
+        """Restart the process whenever it ends unasked, with a growing back-off; return once it ended for good."""
         loop = asyncio.get_running_loop()
         backoff_s = FIRST_BACKOFF_S
         while True:
@@ -116,12 +117,12 @@ class ManagedProcess:
             code = await self._process.wait()
             if self._stopping:
                 return
-            if code == 0:
+            if code == 0 and self.spec.may_end:
                 self._say(f"{self.spec.name} has ended by itself (drained); it is not restarted")
                 return
             if loop.time() - born > STEADY_LIFE_S:
                 backoff_s = FIRST_BACKOFF_S
-            self._say(f"{self.spec.name} died ({describe_exit(code)}); restarting it in {backoff_s:g} s")
+            self._say(f"{self.spec.name} ended ({describe_exit(code)}); restarting it in {backoff_s:g} s")
             await asyncio.sleep(backoff_s)
             backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
             await self._restart()

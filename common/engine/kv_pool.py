@@ -35,6 +35,8 @@ class KvPool:
             needed_bytes = layout.block_bytes(num_pages)
             raise ConfigError(f"num_pages: {num_pages} pages need {needed_bytes} bytes, {device} has not") from None
         self._slots = self.tensor.view(*shape[:2], num_pages * layout.page_size_tokens, *shape[4:])
+        self._bytes = self.tensor.view(-1).view(torch.uint8)
+        self._host_bytes = self._bytes.numpy().data if device.type == "cpu" else None
 
     @property
     def page_bytes(self) -> int:
@@ -67,24 +69,18 @@ class KvPool:
 
     def byte_runs(self, page_ids: Sequence[int], layers: range) -> list[Tensor]:
         """Views (uint8, 1-D, contiguous, on the pool's device) of those pages, in wire order; nothing is copied."""
-        spans = list(_spans(page_ids))
-        return [
-            self.tensor[layer, part, first:end].reshape(-1).view(torch.uint8)
-            for layer in layers
-            for part in (_KEYS, _VALUES)
-            for first, end in spans
-        ]
+        return [self._bytes[first:end] for first, end in self._byte_spans(page_ids, layers)]
 
     def read_pages(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
         """Bytes of those pages in wire order: views of the pool itself on CPU, host copies on CUDA."""
-        return [run.cpu().numpy().data for run in self.byte_runs(page_ids, layers)]
+        return self._host_runs(page_ids, layers)
 
     def writable_runs(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
         """Buffers to receive those pages in wire order: the pool itself on CPU, host staging on CUDA.
 
         The pages hold the bytes for certain only after `commit_runs` with the same arguments and these buffers.
         """
-        return [run.cpu().numpy().data for run in self.byte_runs(page_ids, layers)]
+        return self._host_runs(page_ids, layers)
 
     def commit_runs(self, page_ids: Sequence[int], layers: range, buffers: Sequence[memoryview]) -> None:
         """Bring filled `writable_runs` buffers into the pool (nothing to do on CPU)."""
@@ -92,6 +88,22 @@ class KvPool:
             return
         for run, buffer in zip(self.byte_runs(page_ids, layers), buffers, strict=True):
             run.copy_(torch.frombuffer(buffer, dtype=torch.uint8))
+
+    def _host_runs(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
+        if self._host_bytes is not None:  # slicing one memoryview is ~10 times cheaper than a tensor for each run
+            return [self._host_bytes[first:end] for first, end in self._byte_spans(page_ids, layers)]
+        return [run.cpu().numpy().data for run in self.byte_runs(page_ids, layers)]
+
+    def _byte_spans(self, page_ids: Sequence[int], layers: range) -> Iterator[tuple[int, int]]:
+        """Offsets [first, end) into the pool's bytes of those pages, in wire order, neighbours joined."""
+        page_bytes = self.layout.page_bytes_per_layer // 2
+        part_bytes = self.num_pages * page_bytes
+        spans = [(first * page_bytes, end * page_bytes) for first, end in _spans(page_ids)]
+        for layer in layers:
+            for part in (_KEYS, _VALUES):
+                base = (layer * 2 + part) * part_bytes
+                for first, end in spans:
+                    yield base + first, base + end
 
 
 def _spans(page_ids: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from common.errors import ConfigError
+
 WILDCARD_HOSTS = ("", "0.0.0.0", "::")
 
 
@@ -12,6 +14,8 @@ def advertised_host(*, advertise_host: str, listen_host: str, scheduler_address:
 
     A worker that listens everywhere asks the kernel which of its addresses routes to `scheduler_address` (no packet
     is sent). Registering "localhost" by default would work on one machine and strand every other.
+
+    Raises ConfigError when the scheduler's address cannot be resolved or routed to.
     """
     if advertise_host:
         return advertise_host
@@ -22,7 +26,13 @@ def advertised_host(*, advertise_host: str, listen_host: str, scheduler_address:
 
 def _routing_host(address: str) -> str:
     host, _, port = address.rpartition(":")
-    family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, target = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"--scheduler-address: no route to {address} ({error.strerror}); --advertise-host may name this worker"
+        ) from None

@@ -17,7 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from common.core.ids import BlockAttempt, RequestId, WorkerLife
 from common.core.registry import KvOutcome, Reconciliation
@@ -38,7 +38,7 @@ PREFIX = "{sangam:kv}:"
 """Of every key. The braces keep them in one slot of a Redis Cluster."""
 
 _SCHEME = "redis://"
-Argument = str | bytes | int
+_Argument = str | bytes | int
 _READY_TTL_MS = 60_000
 
 
@@ -97,7 +97,7 @@ class RedisStore:
 
     async def renew(self, owner: WorkerLife, attempts: Sequence[BlockAttempt], lease_s: float) -> list[KvOutcome]:
         """See `KvStore`."""
-        arguments = (*_life(owner), _milliseconds(lease_s), *_names(attempts))
+        arguments: list[_Argument] = [*_life(owner), _milliseconds(lease_s), *_names(attempts)]
         return _outcomes(await self._run(redis_scripts.RENEW, arguments))
 
     async def release(self, owner: WorkerLife, attempts: Sequence[BlockAttempt]) -> list[KvOutcome]:
@@ -113,10 +113,10 @@ class RedisStore:
         """See `KvStore`."""
         return int(await self._run(redis_scripts.FENCE, _life(life)))
 
-    async def _run(self, script: Script, arguments: Sequence[Argument]) -> Any:
+    async def _run(self, script: Script, arguments: Sequence[_Argument]) -> Any:
         return await self._bounded(self._evaluate(script, arguments))
 
-    async def _evaluate(self, script: Script, arguments: Sequence[Argument]) -> Any:
+    async def _evaluate(self, script: Script, arguments: Sequence[_Argument]) -> Any:
         try:
             return await self._redis.evalsha(script.sha, 1, PREFIX, *arguments)
         except NoScriptError:  # a new Redis, or its script cache was flushed; EVAL fills it again
@@ -131,10 +131,13 @@ class RedisStore:
             cause: Exception = TimeoutError(f"no answer within {self._call_timeout_s} s")
         except (RedisError, OSError) as error:
             cause = error
+        if isinstance(cause, ReadOnlyError):
+            # It was demoted: connect anew, to whatever the address leads to now.
+            await self._pool.disconnect(inuse_connections=False)
         raise WireError(Reason.PEER_LOST, "the registry's Redis does not answer") from cause
 
 
-def _publish_arguments(entry: KvHandle) -> tuple[Argument, ...]:
+def _publish_arguments(entry: KvHandle) -> tuple[_Argument, ...]:
     handle = kv_handle_to_proto(entry).SerializeToString()
     return (*_life(entry.owner), _name(entry.attempt), handle, _milliseconds(entry.lease_s))
 

@@ -49,11 +49,13 @@ async def is_running(cluster: Cluster, requests: int) -> bool:
     return state.running_requests == requests and any(worker.active_decodes for worker in state.workers)
 
 
-async def kill_under_load(cluster: Cluster, name: str, expected: tuple[int, ...]) -> None:
-    """Kill a process in the middle of three requests; all end with the expected tokens, every page comes back."""
+async def kill_under_load(
+    cluster: Cluster, name: str, expected: tuple[int, ...], *, number: signal.Signals = signal.SIGKILL
+) -> None:
+    """Signal a process in the middle of three requests; all end with the expected tokens, every page comes back."""
     calls = [asyncio.create_task(ask(cluster, LONG)) for _ in range(3)]
     await eventually(lambda: is_running(cluster, len(calls)))
-    os.kill(cluster.processes[name], signal.SIGKILL)
+    os.kill(cluster.processes[name], number)
     outputs = await asyncio.gather(*calls)
     assert [output.token_ids for output in outputs] == [expected] * 3
     await eventually(lambda: all_pages_free(cluster))
@@ -76,13 +78,33 @@ async def test_killed_worker_costs_no_request_and_comes_back_as_a_new_life(
     assert untouched.items() <= (await incarnations(cluster)).items()
 
 
-async def test_killed_scheduler_costs_no_request_and_comes_back_at_its_place(
-    cluster: Cluster, expected: tuple[int, ...]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_ended_scheduler_costs_no_request_and_comes_back_at_its_place(
+    cluster: Cluster, expected: tuple[int, ...], number: signal.Signals
 ) -> None:
-    address = cluster.scheduler_address
-    await kill_under_load(cluster, "scheduler", expected)
+    address, restarts = cluster.scheduler_address, cluster.restarts["scheduler"]
+    await kill_under_load(cluster, "scheduler", expected, number=number)
     assert cluster.scheduler_address == address
+    assert cluster.restarts["scheduler"] == restarts + 1
 
 
 async def test_killed_registry_is_not_even_noticed(cluster: Cluster, expected: tuple[int, ...]) -> None:
     await kill_under_load(cluster, "kv_store", expected)
+
+
+async def test_terminated_worker_hands_its_work_over_and_stays_away(
+    cluster: Cluster, expected: tuple[int, ...]
+) -> None:
+    restarts = cluster.restarts["prefill-0"]
+    await kill_under_load(cluster, "prefill-0", expected, number=signal.SIGTERM)
+
+    async def is_gone() -> bool:
+        return "prefill-0" not in cluster.processes
+
+    await eventually(is_gone)
+    # Nothing is left but to overflow.
+    output = await ask(cluster, LONG)
+    assert output.token_ids == expected
+    assert {block.prefill_worker_id for block in output.blocks} == {"decode-0"}
+    assert all(block.overflow for block in output.blocks)
+    assert cluster.restarts["prefill-0"] == restarts

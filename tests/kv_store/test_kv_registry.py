@@ -1,118 +1,46 @@
-"""KvRegistryService over a real loopback server, with time turned by hand."""
+"""KvRegistryService over a real loopback server: one contract, whichever store keeps the entries."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 
 from common.clock import ManualClock
 from common.errors import InvalidRequest
-from common.rpc.channel import open_channel
 from common.rpc.convert import kv_handle_from_proto
-from common.rpc.server import RpcServer
 from common.rpc.status import wire_error
 from sangam.v1 import kv_registry_pb2 as pb
-from sangam.v1 import kv_registry_pb2_grpc, types_pb2
+from sangam.v1 import types_pb2
 from services.kv_store.janitor import SWEEP_INTERVAL_S, sweep_forever
 from services.kv_store.memory_store import MemoryStore
-from services.kv_store.servicer import SERVICE_NAME, KvRegistryServicer
-
-OK, NOT_FOUND, STALE = pb.KV_OUTCOME_OK, pb.KV_OUTCOME_NOT_FOUND, pb.KV_OUTCOME_STALE_INCARNATION
-
-
-def attempt(request_id: str, block: int = 0, number: int = 0) -> types_pb2.BlockAttempt:
-    return types_pb2.BlockAttempt(request_id=request_id, block=block, attempt=number)
-
-
-def life(incarnation: int = 1, worker_id: str = "p0") -> types_pb2.WorkerLife:
-    return types_pb2.WorkerLife(worker_id=worker_id, incarnation=incarnation)
-
-
-def entry(request_id: str, owner: types_pb2.WorkerLife | None = None, lease_ms: int = 10_000) -> types_pb2.KvHandle:
-    return types_pb2.KvHandle(
-        attempt=attempt(request_id),
-        owner=owner or life(),
-        transport="tcp",
-        address="127.0.0.1:9",
-        layout_fingerprint="ab",
-        canvas_tokens=64,
-        pages=4,
-        lease_ms=lease_ms,
-    )
-
-
-class Registry:
-    """A client of one registry, and the hand on its clock."""
-
-    def __init__(self, stub: kv_registry_pb2_grpc.KvRegistryServiceAsyncStub, clock: ManualClock) -> None:
-        self.stub = stub
-        self.clock = clock
-
-    async def publish(self, *entries: types_pb2.KvHandle) -> list[int]:
-        return list((await self.stub.PublishKv(pb.PublishKvRequest(entries=entries), timeout=10)).outcomes)
-
-    async def get(self, *request_ids: str) -> dict[str, types_pb2.KvHandle]:
-        attempts = [attempt(request_id) for request_id in request_ids]
-        found = await self.stub.GetKv(pb.GetKvRequest(attempts=attempts), timeout=10)
-        return {entry.attempt.request_id: entry for entry in found.entries}
-
-    async def renew(self, owner: types_pb2.WorkerLife, lease_ms: int, *request_ids: str) -> list[int]:
-        attempts = [attempt(request_id) for request_id in request_ids]
-        request = pb.RenewKvRequest(owner=owner, attempts=attempts, lease_ms=lease_ms)
-        return list((await self.stub.RenewKv(request, timeout=10)).outcomes)
-
-    async def release(self, owner: types_pb2.WorkerLife, *request_ids: str) -> list[int]:
-        attempts = [attempt(request_id) for request_id in request_ids]
-        return list(
-            (await self.stub.ReleaseKv(pb.ReleaseKvRequest(owner=owner, attempts=attempts), timeout=10)).outcomes
-        )
-
-    async def reconcile(self, owner: types_pb2.WorkerLife, *held: str) -> tuple[list[str], list[str]]:
-        request = pb.ReconcileKvRequest(owner=owner, held=[attempt(request_id) for request_id in held])
-        answer = await self.stub.ReconcileKv(request, timeout=10)
-        return [item.request_id for item in answer.unknown], [item.request_id for item in answer.removed]
-
-    async def fence(self, ended: types_pb2.WorkerLife) -> int:
-        answer = await self.stub.FenceWorker(pb.FenceWorkerRequest(life=ended), timeout=10)
-        return answer.removed_entries
-
-
-@pytest.fixture
-async def registry() -> AsyncIterator[Registry]:
-    clock = ManualClock(start_s=1000.0)
-    server = RpcServer(service_names=[SERVICE_NAME])
-    kv_registry_pb2_grpc.add_KvRegistryServiceServicer_to_server(KvRegistryServicer(MemoryStore(clock)), server.grpc)
-    address = await server.start("127.0.0.1", 0)
-    async with open_channel(address) as channel:
-        yield Registry(kv_registry_pb2_grpc.KvRegistryServiceStub(channel), clock)
-    await server.stop(0)
+from tests.kv_store.registry import HOUR_MS, HOUR_S, NOT_FOUND, OK, STALE, attempt, entry, hours_left, life
 
 
 async def test_what_is_published_is_found_with_the_lease_that_is_left(registry):
-    assert await registry.publish(entry("a"), entry("b", lease_ms=4000)) == [OK, OK]
-    registry.clock.advance(3.0)
+    assert await registry.publish(entry("a"), entry("b", lease_ms=4 * HOUR_MS)) == [OK, OK]
+    registry.advance(3 * HOUR_S)
     found = await registry.get("b", "nobody", "a")
     assert list(found) == ["b", "a"]
-    assert (found["a"].lease_ms, found["b"].lease_ms) == (7000, 1000)
-    expected = entry("a", lease_ms=7000)
-    assert found["a"] == expected
+    assert (hours_left(found["a"]), hours_left(found["b"])) == (7, 1)
+    assert found["a"] == entry("a", lease_ms=found["a"].lease_ms)
 
 
 async def test_an_entry_past_its_lease_does_not_exist(registry):
-    await registry.publish(entry("a", lease_ms=4000), entry("b", lease_ms=4001))
-    registry.clock.advance(4.0)
+    await registry.publish(entry("a", lease_ms=4 * HOUR_MS), entry("b", lease_ms=5 * HOUR_MS))
+    registry.advance(4 * HOUR_S)
     assert list(await registry.get("a", "b")) == ["b"]
-    assert await registry.renew(life(), 5000, "a", "b") == [NOT_FOUND, OK]
+    assert await registry.renew(life(), 9 * HOUR_MS, "a", "b") == [NOT_FOUND, OK]
+    assert await registry.reconcile(life(), "a", "b") == (["a"], [])
+    assert await registry.fence(life()) == 1
 
 
 async def test_every_call_may_be_repeated(registry):
     for _ in range(2):
         assert await registry.publish(entry("a"), entry("b")) == [OK, OK]
     for _ in range(2):
-        assert await registry.renew(life(), 20_000, "a") == [OK]
+        assert await registry.renew(life(), 20 * HOUR_MS, "a") == [OK]
     for _ in range(2):
         assert await registry.release(life(), "a", "unknown") == [OK, OK]
     assert list(await registry.get("a", "b")) == ["b"]
@@ -120,12 +48,18 @@ async def test_every_call_may_be_repeated(registry):
 
 
 async def test_a_lease_never_shrinks(registry):
-    await registry.publish(entry("a", lease_ms=10_000))
-    await registry.renew(life(), 1000, "a")
-    await registry.publish(entry("a", lease_ms=2000))
-    assert (await registry.get("a"))["a"].lease_ms == 10_000
-    await registry.renew(life(), 15_000, "a")
-    assert (await registry.get("a"))["a"].lease_ms == 15_000
+    await registry.publish(entry("a", lease_ms=10 * HOUR_MS))
+    assert await registry.renew(life(), 1 * HOUR_MS, "a") == [OK]
+    assert await registry.publish(entry("a", lease_ms=2 * HOUR_MS), entry("a", lease_ms=0)) == [OK, OK]
+    assert hours_left((await registry.get("a"))["a"]) == 10
+    await registry.renew(life(), 15 * HOUR_MS, "a")
+    assert hours_left((await registry.get("a"))["a"]) == 15
+
+
+async def test_a_lease_that_is_over_on_arrival_leaves_nothing(registry):
+    assert await registry.publish(entry("a", lease_ms=0)) == [NOT_FOUND]
+    assert await registry.get("a") == {}
+    assert await registry.fence(life()) == 0
 
 
 async def test_a_fenced_life_is_gone_and_stays_gone(registry):
@@ -137,7 +71,7 @@ async def test_a_fenced_life_is_gone_and_stays_gone(registry):
         STALE,
         OK,
     ]
-    assert await registry.renew(life(2), 9000, "e") == [STALE]
+    assert await registry.renew(life(2), 9 * HOUR_MS, "e") == [STALE]
     assert list(await registry.get("a", "d", "e")) == ["e"]
 
 
@@ -146,14 +80,65 @@ async def test_a_newer_life_ends_the_older_one(registry):
     await registry.publish(entry("b", owner=life(2)))
     assert list(await registry.get("a", "b")) == ["b"]
     assert await registry.publish(entry("a", owner=life(1))) == [STALE]
+    assert await registry.release(life(1), "b") == [STALE]
+    assert await registry.reconcile(life(1), "b", "a") == (["a", "b"], [])
+    assert list(await registry.get("a", "b")) == ["b"]
+
+
+@pytest.mark.parametrize("newest", [1_790_000_000_000_000_001, 2**64 - 1])
+async def test_neighbouring_lives_are_told_apart_in_all_64_bits(registry, newest):
+    assert await registry.publish(entry("a", owner=life(newest - 1)), entry("b", owner=life(newest))) == [OK, OK]
+    assert list(await registry.get("a", "b")) == ["b"]
+    assert await registry.fence(life(newest - 1)) == 0
+    assert await registry.publish(entry("a", owner=life(newest - 1)), entry("c", owner=life(newest))) == [STALE, OK]
+    assert await registry.fence(life(newest)) == 2
+    assert await registry.publish(entry("c", owner=life(newest))) == [STALE]
+
+
+async def test_lives_are_compared_as_numbers(registry):
+    assert await registry.publish(entry("a", owner=life(9)), entry("b", owner=life(10))) == [OK, OK]
+    assert await registry.publish(entry("c", owner=life(9))) == [STALE]
+
+
+async def test_an_attempt_placed_elsewhere_belongs_to_its_latest_owner(registry):
+    other = life(worker_id="p1")
+    assert await registry.publish(entry("a"), entry("a", owner=other)) == [OK, OK]
+    assert (await registry.get("a"))["a"].owner == other
+    assert await registry.fence(life()) == 0
+    assert await registry.reconcile(other) == ([], ["a"])
+
+
+async def test_names_with_odd_characters_stay_apart(registry):
+    """Separators, spaces, unicode and empty-looking parts in ids: nothing runs into anything else."""
+    ids = ["a", "a/0", "0/0/a", "a b\r\n*", "\u092d:{x}", "%s", "owner:p0"]
+    odd = life(worker_id="p0:\u092d/{}\n")
+    assert await registry.publish(*(entry(name, owner=odd) for name in ids), entry("b")) == [OK] * 8
+    assert list(await registry.get(*ids)) == ids
+    assert await registry.reconcile(odd, *ids[1:]) == ([], ["a"])
+    assert await registry.fence(odd) == 6
+    assert list(await registry.get("b", *ids)) == ["b"]
+
+
+async def test_attempts_of_one_request_are_apart_and_come_in_order(registry):
+    published = [attempt("a", 10, 2), attempt("a", 2, 10), attempt("a", 2, 9)]
+    for item in published:
+        await registry.stub.PublishKv(pb.PublishKvRequest(entries=[with_attempt(item)]), timeout=10)
+    answer = await registry.stub.ReconcileKv(pb.ReconcileKvRequest(owner=life()), timeout=10)
+    assert list(answer.removed) == sorted(published, key=lambda item: (item.block, item.attempt))
+
+
+def with_attempt(item: types_pb2.BlockAttempt) -> types_pb2.KvHandle:
+    handle = entry("x")
+    handle.attempt.CopyFrom(item)
+    return handle
 
 
 async def test_only_the_owner_renews_and_releases(registry):
     await registry.publish(entry("a"))
     other = life(worker_id="p1")
-    assert await registry.renew(other, 60_000, "a") == [NOT_FOUND]
+    assert await registry.renew(other, 60 * HOUR_MS, "a") == [NOT_FOUND]
     await registry.release(other, "a")
-    assert (await registry.get("a"))["a"].lease_ms == 10_000
+    assert hours_left((await registry.get("a"))["a"]) == 10
 
 
 async def test_reconcile_names_both_differences_and_removes_what_is_no_longer_held(registry):

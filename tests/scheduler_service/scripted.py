@@ -28,7 +28,6 @@ from sangam.v1 import (
     decode_pb2,
     decode_pb2_grpc,
     kv_registry_pb2,
-    kv_registry_pb2_grpc,
     prefill_pb2,
     prefill_pb2_grpc,
     scheduler_pb2,
@@ -71,7 +70,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server.grpc)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server.grpc)
         self._address = await server.start("127.0.0.1", 0)
-        self._stack.push_async_callback(server.stop, None)
+        self._stack.push_async_callback(server.stop, 0.0)
         channel = await self._stack.enter_async_context(open_channel(scheduler_address))
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         await stub.RegisterWorker(worker_spec_to_proto(self.spec()))
@@ -190,17 +189,28 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
                     await self._heartbeat.write(scheduler_pb2.HeartbeatRequest())
 
 
-class ScriptedRegistry(kv_registry_pb2_grpc.KvRegistryServiceServicer):
-    """Remembers which lives were fenced; refuses the first `failures` calls."""
+class ScriptedRegistry:
+    """Remembers which lives were fenced; refuses the first `failures` calls. Knows no other RPC."""
 
     def __init__(self, *, failures: int) -> None:
         self.failures = failures
         self.fenced: list[tuple[str, int]] = []
 
-    async def FenceWorker(
+    def add_to(self, server: RpcServer) -> None:
+        """Serve FenceWorker on `server`."""
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._fence,
+            request_deserializer=kv_registry_pb2.FenceWorkerRequest.FromString,
+            response_serializer=kv_registry_pb2.FenceWorkerResponse.SerializeToString,
+        )
+        methods = {"FenceWorker": handler}
+        server.grpc.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("sangam.v1.KvRegistryService", methods),)
+        )
+
+    async def _fence(
         self, request: kv_registry_pb2.FenceWorkerRequest, context: Any
     ) -> kv_registry_pb2.FenceWorkerResponse:
-        """Fence, or fail as scripted."""
         if self.failures:
             self.failures -= 1
             await context.abort(grpc.StatusCode.INTERNAL, "scripted")

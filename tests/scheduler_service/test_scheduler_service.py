@@ -13,7 +13,7 @@ from common.errors import Reason, WireError
 from common.rpc.convert import block_attempt_to_proto, worker_life_to_proto, worker_spec_to_proto
 from common.rpc.server import RpcServer
 from common.rpc.status import wire_error
-from sangam.v1 import kv_registry_pb2_grpc, scheduler_pb2
+from sangam.v1 import scheduler_pb2
 from tests.scheduler_service.conftest import AddWorker, StartScheduler, make_request
 from tests.scheduler_service.scripted import PAGES, ScriptedRegistry, ScriptedWorker, token_at, until
 
@@ -278,7 +278,7 @@ async def test_registry_hears_of_ended_lives_even_if_it_fails_at_first(
 ) -> None:
     registry = ScriptedRegistry(failures=2)
     server = RpcServer(service_names=[])
-    kv_registry_pb2_grpc.add_KvRegistryServiceServicer_to_server(registry, server.grpc)
+    registry.add_to(server)
     address = await server.start("127.0.0.1", 0)
     try:
         scheduler = await start_scheduler(kv_store_address=address)
@@ -286,7 +286,7 @@ async def test_registry_hears_of_ended_lives_even_if_it_fails_at_first(
         await worker.leave()
         await until(lambda: registry.fenced == [("p", 7)])
     finally:
-        await server.stop(None)
+        await server.stop(0.0)
 
 
 async def test_dead_registry_does_not_hold_requests_up(start_scheduler: StartScheduler, add_worker: AddWorker) -> None:

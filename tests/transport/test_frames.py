@@ -120,26 +120,26 @@ def decoder_for(layers: int = 2, layer_bytes: int = 8) -> FrameDecoder:
     return decoder
 
 
-@pytest.mark.parametrize(
-    "wire",
-    [
-        data_frame(0, 4, b"1234"),
-        data_frame(1, 0, b"12345678"),
-        data_frame(0, 0, b"1234") + data_frame(0, 0, b"1234"),
-        data_frame(0, 0, b"1234") + data_frame(1, 0, b"12345678"),
-        data_frame(0, 0, b"12345678") * 2,
-        data_frame(0, 0, b"12345678") + data_frame(1, 0, b"12345678") + data_frame(2, 0, b"12345678"),
-        header(FrameKind.DATA, length=9),
-        header(FrameKind.DATA, length=2**63),
-        header(FrameKind.DATA, length=0),
-        header(FrameKind.ACCEPT, length=2**64 - 1),
-        header(FrameKind.REFUSAL, length=16 * 1024 + 1),
-        header(FrameKind.ACK, length=0, layer=1),
-        header(0, length=0),
-        header(99, length=0),
-        header(FrameKind.ACK, length=0, magic=b"HTTP"),
-    ],
-)
+BAD_WIRES = {
+    "gap": data_frame(0, 4, b"1234"),
+    "layer skipped": data_frame(1, 0, b"12345678"),
+    "repeated": data_frame(0, 0, b"1234") * 2,
+    "layer left early": data_frame(0, 0, b"1234") + data_frame(1, 0, b"12345678"),
+    "layer repeated": data_frame(0, 0, b"12345678") * 2,
+    "layer too many": b"".join(data_frame(layer, 0, b"12345678") for layer in range(3)),
+    "data too long": header(FrameKind.DATA, length=9),
+    "data huge": header(FrameKind.DATA, length=2**63),
+    "data empty": header(FrameKind.DATA, length=0),
+    "accept huge": header(FrameKind.ACCEPT, length=2**64 - 1),
+    "refusal too long": header(FrameKind.REFUSAL, length=16 * 1024 + 1),
+    "ack of a layer": header(FrameKind.ACK, length=0, layer=1),
+    "kind 0": header(0, length=0),
+    "kind 99": header(99, length=0),
+    "foreign": header(FrameKind.ACK, length=0, magic=b"HTTP"),
+}
+
+
+@pytest.mark.parametrize("wire", BAD_WIRES.values(), ids=BAD_WIRES)
 def test_frames_out_of_order_or_too_long_are_refused(wire: bytes) -> None:
     with pytest.raises(MalformedFrame) as caught:
         feed(decoder_for(), wire)
@@ -169,7 +169,9 @@ def test_another_wire_version_is_a_layout_mismatch() -> None:
 
 
 @pytest.mark.parametrize(
-    "wire", [request_frame(), accept_frame(2, 8), data_frame(0, 0, b"12345678"), encode_control(Ack())]
+    "wire",
+    [request_frame(), accept_frame(2, 8), data_frame(0, 0, b"12345678"), encode_control(Ack())],
+    ids=["request", "accept", "data", "ack"],
 )
 def test_every_flipped_bit_is_found(wire: bytes) -> None:
     for position in range(len(wire) * 8):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import random
 import resource
 import socket
 from collections.abc import AsyncIterator
@@ -74,7 +74,12 @@ async def test_damage_is_found(place: int) -> None:
     assert await failure_of(bytes(damaged), hold=True) is Reason.KV_CHECKSUM
 
 
-@pytest.mark.parametrize("wire", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3, os.urandom(500), b"\0" * 500])
+NOISE = random.Random(1).randbytes(4096)
+
+
+@pytest.mark.parametrize(
+    "wire", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3, NOISE, bytes(500)], ids=["http", "noise", "zeros"]
+)
 async def test_a_peer_that_speaks_something_else(wire: bytes) -> None:
     assert await failure_of(wire, hold=True) is Reason.KV_CHECKSUM
 
@@ -130,12 +135,25 @@ async def fetch_still_works(provider: MemoryProvider, address: str) -> None:
     assert sink.content == DATA and lease.closes == [True]
 
 
+async def let_in_again(provider: MemoryProvider, address: str) -> bool:
+    """Whether a fetch succeeds before long; until the owner has noticed who left it may be turned away."""
+    for _ in range(1000):
+        try:
+            await fetch_still_works(provider, address)
+        except WireError as error:
+            assert error.reason is Reason.PEER_LOST
+            await asyncio.sleep(0.01)
+        else:
+            return True
+    return False
+
+
 async def test_garbage_and_huge_lengths_do_not_hurt_the_owner() -> None:
     huge = bytearray(request_frame())
     huge[20:28] = (2**62).to_bytes(8, "little")
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with serving() as (_, provider, address):
-        for wire in (b"GET / HTTP/1.1\r\n\r\n" * 20, bytes(huge), os.urandom(4096), encode_control(Ack())):
+        for wire in (b"GET / HTTP/1.1\r\n\r\n" * 20, bytes(huge), NOISE, encode_control(Ack())):
             async with raw_reader(address) as (reader, writer):
                 writer.write(wire)
                 with contextlib.suppress(ConnectionResetError):
@@ -160,8 +178,7 @@ async def test_more_connections_than_allowed_are_turned_away() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 20.0) == b""
         await stack.aclose()
-        await asyncio.sleep(0.05)
-        await fetch_still_works(provider, address)
+        assert await let_in_again(provider, address)
 
 
 async def test_reader_gone_after_the_last_byte_before_its_ack() -> None:
@@ -182,7 +199,7 @@ async def test_reader_that_never_acknowledges() -> None:
             assert await lease.until_closed() == [False]
 
 
-@pytest.mark.parametrize("early", [encode_control(Ack()), request_frame(), b"x"])
+@pytest.mark.parametrize("early", [encode_control(Ack()), request_frame(), b"x"], ids=["ack", "request", "noise"])
 async def test_reader_that_speaks_too_early_gets_no_delivery(early: bytes) -> None:
     async with serving() as (_, provider, address):
         lease = provider.lend(DATA)
@@ -224,8 +241,9 @@ async def test_reader_that_takes_no_bytes_cannot_hold_the_lease(ending: str) -> 
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket transport has it
             writer.write(request_frame(timeout_s=0.3 if ending == "timeout" else 60.0))
             await lease.opened.wait()
-            await asyncio.sleep(0.1)
-            assert not lease.closes
+            if ending in ("revoke", "aclose"):
+                await asyncio.sleep(0.1)
+                assert not lease.closes, "the send waits in the middle of a frame"
             if ending == "revoke":
                 lease.revoke(WireError(Reason.KV_NOT_FOUND, "withdrawn"))
             elif ending == "aclose":

@@ -7,6 +7,7 @@ import asyncio
 import grpc.aio
 import pytest
 
+from common.core.defaults import DEFAULT_REPORT_INTERVAL_S
 from common.core.ids import Role
 from common.core.params import ConfidenceQuota
 from common.core.work import IterationReport, LocalPrefill
@@ -153,6 +154,14 @@ async def test_a_burst_of_reports_becomes_its_newest() -> None:
         beats = server.scheduler.heartbeats
         await server.scheduler.until(lambda: any(beat.report.iteration == 1000 for beat in beats))
         assert [beat.report.iteration for beat in beats if beat.HasField("report")] == [1000]
+        # Nor does a steady stream of them become one of messages: the interval between two is kept.
+        loop = asyncio.get_running_loop()
+        started_s, heard = loop.time(), len(beats)
+        for iteration in range(1001, 1101):
+            link.report(report(iteration))
+            await asyncio.sleep(0.002)
+        await server.scheduler.until(lambda: any(beat.report.iteration == 1100 for beat in beats))
+        assert len(beats) - heard <= (loop.time() - started_s) / DEFAULT_REPORT_INTERVAL_S + 2
         # With nothing new to say, a bare keepalive follows.
         heard = len(beats)
         await server.scheduler.until(lambda: len(beats) > heard)

@@ -31,7 +31,7 @@ from tests.worker.harness import (
     scheduler_of,
     workers,
 )
-from tests.worker.waiting import eventually
+from tests.worker.waiting import PATIENCE_S, eventually
 
 SPEC = request(strategy=ConfidenceQuota(4))
 FIRST = StepDelta(step=0, positions=(0,), token_ids=(7,), confidences=(0.5,))
@@ -251,7 +251,7 @@ async def test_a_forward_that_raises_ends_the_worker_and_every_call_on_it() -> N
         for call in (running, queued):
             assert (await refusal(call))[0] is Reason.PEER_LOST
         with pytest.raises(ExceptionGroup) as caught:
-            await decode.task
+            await asyncio.wait_for(decode.task, PATIENCE_S)
         assert caught.value.subgroup(ZeroDivisionError) is not None
 
 
@@ -267,7 +267,7 @@ async def test_a_bug_in_the_core_ends_the_worker(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(WorkerCore, "handle", broken)
         assert (await refusal(decode.request_decode(named("a"), LocalPrefill())))[0] is Reason.PEER_LOST
         with pytest.raises(ExceptionGroup) as caught:
-            await decode.task
+            await asyncio.wait_for(decode.task, PATIENCE_S)
         assert caught.value.subgroup(KeyError) is not None
 
 

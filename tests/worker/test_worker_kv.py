@@ -31,7 +31,7 @@ from tests.worker.harness import (
     workers,
 )
 from tests.worker.registry_double import start_registry
-from tests.worker.waiting import eventually
+from tests.worker.waiting import PATIENCE_S, eventually
 
 SPEC = request(tuple(range(1, 40)), strategy=ConfidenceQuota(4))
 WORK = block_work(SPEC)
@@ -101,7 +101,9 @@ async def test_a_fetch_from_a_silent_owner_ends_with_its_call_or_with_the_owner(
         await eventually(lambda: bool(decode.app.view().fetching))
         lost = scheduler_pb2.HeartbeatResponse(lost_peers=[worker_life_to_proto(owner)])
         scheduler_of(decode).scheduler.order("decode-0", lost)
-        assert await reason_of(orphaned) is Reason.PEER_LOST
+        # Without that order the fetch would wait for its lease to end.
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reason_of(orphaned) is Reason.PEER_LOST
         assert decode.app.view().idle
         await prefill.request_release(WORK)
     silent.close()

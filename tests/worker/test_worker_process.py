@@ -127,3 +127,18 @@ async def test_a_worker_waits_for_its_scheduler_and_ends_on_sigterm(role: Role, 
             process.kill()
             await process.wait()
         await scheduler.stop()
+
+
+async def test_a_worker_that_never_found_its_scheduler_ends_on_sigterm(tmp_path: Path) -> None:
+    process = await spawn(
+        "services.decode_worker",
+        "--scheduler-address=127.0.0.1:1",
+        "--kv-store-address=127.0.0.1:1",
+        f"--model-dir={GOLDEN_DIR / 'llada-gqa'}",
+        f"--ready-file={tmp_path / 'ready'}",
+    )
+    await eventually((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGTERM)
+    code, errors = await end_of(process)
+    assert code == 0
+    assert "Traceback" not in errors

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from common.errors import ConfigError
 from common.model_config import ModelConfig, load_model_config
 from common.worker.advertise import advertised_host
 from common.worker.pool_size import CPU_POOL_BYTES, auto_pages, pool_bytes
@@ -58,3 +59,8 @@ def test_the_advertised_host_is_one_that_peers_can_reach(given: str, listen: str
     # The scheduler is on loopback, so loopback is the interface that routes to it.
     host = advertised_host(advertise_host=given, listen_host=listen, scheduler_address="127.0.0.1:50052")
     assert host == expected
+
+
+def test_a_scheduler_that_cannot_be_resolved_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--scheduler-address: no route to no-such-host\.invalid:50052"):
+        advertised_host(advertise_host="", listen_host="0.0.0.0", scheduler_address="no-such-host.invalid:50052")

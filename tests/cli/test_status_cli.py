@@ -1,0 +1,134 @@
+"""`sangam status` and how it finds its cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from common.cli.main import main
+from common.cli.run_dir import NoCluster, RunningCluster, find_scheduler, new_run_dir, runs_dir
+from common.cli.status import facts, render, unfree_pages
+from common.cli.table import render_table
+from sangam.v1 import scheduler_pb2, types_pb2
+
+STATE = scheduler_pb2.GetClusterStateResponse(
+    mode=types_pb2.SERVING_MODE_HYBRID,
+    queued_blocks=4,
+    waiting_decode_blocks=2,
+    running_requests=9,
+    ended_requests=100,
+    overload_threshold_tokens=16384,
+    workers=[
+        scheduler_pb2.WorkerState(
+            life=types_pb2.WorkerLife(worker_id="decode-0", incarnation=2**60),
+            role=types_pb2.WORKER_ROLE_DECODE,
+            address="127.0.0.1:1234",
+            pages_total=64,
+            pages_free=40,
+            outstanding_prefill_tokens=700,
+            active_decodes=3,
+            token_budget_tokens=1024,
+            report=types_pb2.IterationReport(iteration=7, deficit_tokens=224, free_pages=38, queued_prefills=1),
+        ),
+        scheduler_pb2.WorkerState(
+            life=types_pb2.WorkerLife(worker_id="prefill-0", incarnation=5),
+            role=types_pb2.WORKER_ROLE_PREFILL,
+            address="127.0.0.1:1235",
+            pages_total=32,
+            pages_free=32,
+            draining=True,
+        ),
+    ],
+)
+
+
+def test_json_holds_the_facts_as_numbers() -> None:
+    document = json.loads(json.dumps(facts(STATE)))
+    assert document["mode"] == "hybrid"
+    assert (document["queued_blocks"], document["waiting_decode_blocks"], document["running_requests"]) == (4, 2, 9)
+    decode, prefill = document["workers"]
+    assert decode["incarnation"] == 2**60
+    assert (decode["pages_free"], decode["pages_total"], decode["outstanding_prefill_tokens"]) == (40, 64, 700)
+    assert (decode["active_decodes"], decode["reported"]["deficit_tokens"], decode["role"]) == (3, 224, "decode")
+    assert prefill["reported"] is None and prefill["draining"]
+
+
+def test_table_shows_every_worker_on_a_line() -> None:
+    lines = render(STATE).splitlines()
+    assert "9 requests running, 4 blocks queued for prefill, 2 waiting for decode memory" in lines[0]
+    assert lines[2].split() == [
+        *("decode-0", "decode", str(2**60), "127.0.0.1:1234", "40", "64", "700", "224", "3", "1", "serving")
+    ]
+    assert lines[3].split()[-1] == "draining"
+
+
+def test_empty_cluster_is_said_in_words() -> None:
+    empty = scheduler_pb2.GetClusterStateResponse(mode=types_pb2.SERVING_MODE_COLOCATED)
+    assert "no worker is registered" in render(empty)
+
+
+def test_pages_in_use_are_the_larger_of_ledger_and_report() -> None:
+    assert [unfree_pages(worker) for worker in STATE.workers] == [26, 0]
+
+
+def test_numbers_are_right_aligned() -> None:
+    assert render_table(("name", "n"), [("a", "5"), ("b", "1234")], indent="").splitlines() == [
+        "name     n",
+        "a        5",
+        "b     1234",
+    ]
+
+
+def test_scheduler_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--address", "127.0.0.1:9"]) == 1
+    error = capsys.readouterr().err
+    assert error == (
+        "sangam status: error: no scheduler answers at 127.0.0.1:9 (`sangam up` prints the right address)\n"
+    )
+    assert main(["drain", "w", "--address", "127.0.0.1:9"]) == 1
+    assert capsys.readouterr().err.startswith("sangam drain: error: no scheduler answers at 127.0.0.1:9")
+
+
+def test_malformed_address_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for address in ("nowhere", "host:", ":1", "host:99999"):
+        assert main(["status", "--address", address]) == 2
+        assert capsys.readouterr().err == f"sangam status: error: --address: must be host:port, not {address!r}\n"
+
+
+def running_cluster_file(pid: int, scheduler: str) -> Path:
+    run_dir = runs_dir() / str(pid)
+    run_dir.mkdir(parents=True)
+    RunningCluster(pid=pid, gateway="127.0.0.1:1", scheduler=scheduler, mode="hybrid").write(run_dir)
+    return run_dir
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANGAM_CACHE_DIR", str(tmp_path))
+
+
+def test_the_one_running_cluster_is_found() -> None:
+    with pytest.raises(NoCluster, match="sangam up"):
+        find_scheduler("")
+    running_cluster_file(os.getpid(), "127.0.0.1:77")
+    assert find_scheduler("") == "127.0.0.1:77"
+    assert find_scheduler("10.0.0.1:5") == "10.0.0.1:5"
+
+
+def test_several_running_clusters_are_listed() -> None:
+    running_cluster_file(os.getpid(), "127.0.0.1:77")
+    running_cluster_file(os.getppid(), "127.0.0.1:78")
+    with pytest.raises(NoCluster, match=r"127\.0\.0\.1:77.*127\.0\.0\.1:78|127\.0\.0\.1:78.*127\.0\.0\.1:77"):
+        find_scheduler("")
+
+
+def test_folders_of_ended_runs_are_removed() -> None:
+    # No process can have this number: it is above the kernel's limit.
+    ended = running_cluster_file(2**22 + 1, "127.0.0.1:79")
+    with pytest.raises(NoCluster):
+        find_scheduler("")
+    assert new_run_dir().is_dir()
+    assert not ended.exists()

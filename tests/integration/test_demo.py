@@ -1,0 +1,49 @@
+"""The two commands that start clusters and report on them, as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from common.cli.demo import demo_requests
+from common.cli.supervisor import child_environment
+from tests.integration.cluster_help import processes_of
+
+
+def sangam(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "common.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**child_environment(), "SANGAM_CACHE_DIR": str(cache)},
+    )
+
+
+def test_demo_checks_every_answer_and_leaves_nothing(tmp_path: Path) -> None:
+    done = sangam(tmp_path, "demo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    rows = [line for line in done.stdout.splitlines() if line.endswith("  yes")]
+    assert len(rows) == len(demo_requests())
+    assert "all went right; nothing is left running" in done.stdout
+    assert processes_of(tmp_path) == []
+
+
+def test_overhead_report_compares_both_sides_request_by_request(tmp_path: Path) -> None:
+    done = sangam(tmp_path, "bench-overhead", "--requests", "1")
+    # Whether the figure is met is for an idle machine to say.
+    assert done.returncode in (0, 1), done.stderr
+    rows = [
+        line.split("  ") for line in done.stdout.splitlines() if line.startswith(("  colocated", "  disaggregated"))
+    ]
+    assert len(rows) == 6
+    assert processes_of(tmp_path) == []
+
+
+def test_demo_refuses_a_bad_checkpoint_before_it_starts_anything(tmp_path: Path) -> None:
+    done = sangam(tmp_path, "demo", "--model", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"sangam demo: error: {tmp_path / 'none'}")
+    assert done.stderr.count("\n") == 1
