@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constr
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test lint format stubs bench-overhead clean
+.PHONY: compose-test help install install-dev demo test lint format stubs bench-overhead clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -38,7 +38,8 @@ install-dev: $(VENV)/.installed-dev ## The same with test and lint tools.
 demo: $(VENV)/.installed-runtime ## Start all five services, send prompts, stream answers, print a table, stop.
 	@$(BIN)/sangam demo
 
-test: $(VENV)/.installed-dev ## Run the whole suite.
+test: $(VENV)/.installed-dev ## Run the whole suite (installs Debian's redis-server when it is missing).
+	@.ci/install-redis
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, import rules, buf lint, stub check.
@@ -53,6 +54,9 @@ format: $(VENV)/.installed-dev ## Let ruff format the code and sort the imports.
 
 stubs: $(VENV)/.installed-dev ## Regenerate the gRPC stubs from protos/.
 	@$(BIN)/python protos/generate.py
+
+compose-test: $(VENV)/.installed-runtime ## Build the images, run the stack on a real Docker engine, break it (15 minutes at most).
+	@$(BIN)/python -m tests.compose.proof
 
 bench-overhead: $(VENV)/.installed-runtime ## What the services add to a request, side by side with the bare engine.
 	@$(BIN)/sangam bench-overhead

@@ -3,7 +3,8 @@
 The rules are those of `common.core.registry.RegistryCore`. Keys, all under one hash tag (`KEYS[1]` is the prefix):
 
     entry:<attempt>  hash worker, incarnation, handle; its TTL is the lease
-    owner:<worker>   sorted set of that worker's attempts by lease end; may name entries that are gone, misses none
+    owner:<worker>   sorted set of that worker's attempts by lease end; may name entries that are gone or
+                     went to another worker, misses none
     life:<worker>    hash newest, fenced: the incarnations seen and fenced
 
 Incarnations are strings of 20 digits, because Lua's numbers hold 53 bits and an incarnation has 64. All times are
@@ -85,12 +86,10 @@ end
 _PUBLISH = """
 local function publish(worker, incarnation, attempt, handle, lease_ms)
   if not admit(worker, incarnation) then return 'stale_incarnation' end
-  local before, its_incarnation = owner_of(attempt)
-  if before == worker and its_incarnation == incarnation then
+  if owned(worker, incarnation, attempt) then
     lease_ms = math.max(lease_ms, redis.call('PTTL', entry_key(attempt)))
   end
   if lease_ms <= 0 then return 'not_found' end
-  if before then redis.call('ZREM', index_key(before), attempt) end
   redis.call('HSET', entry_key(attempt), 'worker', worker, 'incarnation', incarnation, 'handle', handle)
   set_lease(worker, attempt, lease_ms)
   return 'ok'

@@ -62,11 +62,14 @@ async def kv_store(tmp_path: Path, *argv: str) -> AsyncIterator[tuple[asyncio.su
 async def facts_in(ready: Path, process: asyncio.subprocess.Process) -> dict[str, Any]:
     """What the ready file says, once it is there."""
     async with asyncio.timeout(START_LIMIT_S):
-        while not ready.exists():  # a file has no event
+        while (facts := read_facts(ready)) is None:  # a file has no event
             assert process.returncode is None
             await asyncio.sleep(0.02)
-    facts: dict[str, Any] = json.loads(ready.read_text())
     return facts
+
+
+def read_facts(ready: Path) -> dict[str, Any] | None:
+    return json.loads(ready.read_text()) if ready.exists() else None
 
 
 async def line_with(text: str, process: asyncio.subprocess.Process) -> str:
@@ -81,7 +84,9 @@ async def line_with(text: str, process: asyncio.subprocess.Process) -> str:
 
 async def health_becomes(serving: bool, address: str) -> None:
     async with asyncio.timeout(START_LIMIT_S):
-        while await is_serving(address, service="sangam.v1.KvRegistryService") is not serving:
+        while True:  # asked, not watched: what a probe sees
+            if await is_serving(address, service="sangam.v1.KvRegistryService") is serving:
+                return
             await asyncio.sleep(0.05)
 
 

@@ -84,9 +84,9 @@ async def ask(stores: Sequence[RedisStore], call: Call) -> Any:
 
 async def redis_answers(server: RedisServer, history: Sequence[Call], at_once: Sequence[Call] = ()) -> list[Any]:
     """Answers to `history` one by one, then to `at_once` all together, then to `everything`."""
+    server.command("FLUSHALL")
     stores = [RedisStore(RedisAddress.parse(server.url), call_timeout_s=20) for _ in range(2)]
     try:
-        await stores[0]._redis.flushall()
         one_by_one = [await ask(stores, call) for call in history]
         together = await asyncio.gather(*(ask(stores, call) for call in at_once))
         return [*one_by_one, *together, await ask(stores, everything)]

@@ -59,7 +59,11 @@ async def found_in(store: RedisStore, *request_ids: str) -> list[str]:
 
 def exists(server: RedisServer, request_id: str) -> bool:
     """Whether Redis itself still has the entry."""
-    return server.command("EXISTS", f"{PREFIX}entry:0/0/{request_id}") == "1"
+    return server.command("EXISTS", entry_key(request_id)) == "1"
+
+
+def entry_key(request_id: str) -> str:
+    return f"{PREFIX}entry:0/0/{request_id}"
 
 
 async def refusal_of(call: Awaitable[object]) -> Reason:
@@ -124,9 +128,10 @@ async def test_redis_ends_leases_by_itself(open_store, redis_server):
     assert await found_in(open_store(), "a", "b") == ["b"]
 
 
-async def test_a_shorter_renewal_does_not_end_a_lease_early(open_store):
+async def test_a_shorter_renewal_does_not_end_a_lease_early(open_store, redis_server):
     store = open_store()
     await store.publish([entry("long"), entry("short", lease_s=SHORT_S)])
+    assert int(redis_server.command("PTTL", f"{PREFIX}owner:p0")) > int(redis_server.command("PTTL", entry_key("long")))
     assert await store.renew(LIFE, [attempt("long")], SHORT_S) == [OK]
     assert await store.publish([entry("long", lease_s=SHORT_S)]) == [OK]
 
@@ -135,6 +140,7 @@ async def test_a_shorter_renewal_does_not_end_a_lease_early(open_store):
 
     await eventually(short_is_gone)
     assert await found_in(store, "long") == ["long"]
+    assert await store.fence(LIFE) == 1
 
 
 async def test_nothing_stays_for_ever(open_store, redis_server):
@@ -209,6 +215,14 @@ async def test_a_redis_that_hangs_holds_no_call_and_mixes_no_answers_up(open_sto
     assert answers == [[name] for name in names[:MAX_CONNECTIONS]]
 
 
+async def test_the_timeout_is_of_the_whole_call(redis_server):
+    """Connecting, asking, and sending a script that Redis has forgotten: each step is in time, all of them are not."""
+    async with forwarder(lambda: redis_server.port, delay_s=0.1) as port:
+        store = RedisStore(RedisAddress(host="127.0.0.1", port=port, database=0), call_timeout_s=0.3)
+        assert await refusal_of(store.get([attempt("a")])) is Reason.PEER_LOST
+        await store.aclose()
+
+
 async def test_cancelled_calls_leave_usable_connections(open_store):
     store = open_store()
     names = [f"r{index}" for index in range(40)]
@@ -263,12 +277,13 @@ async def test_a_failover_behind_the_same_address_is_followed(redis_server, tmp_
 
 
 @asynccontextmanager
-async def forwarder(target_port: Callable[[], int]) -> AsyncIterator[int]:
-    """A port whose new connections lead to the loopback port that `target_port` names at the time."""
+async def forwarder(target_port: Callable[[], int], delay_s: float = 0) -> AsyncIterator[int]:
+    """A port whose new connections lead to the loopback port that `target_port` names then; it holds data up."""
     async with asyncio.TaskGroup() as tasks:
 
         async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while data := await reader.read(65536):
+                await asyncio.sleep(delay_s)
                 writer.write(data)
             writer.close()
 
