@@ -74,16 +74,16 @@ class SchedulerServiceConfig(ServiceConfig):
         ),
     )
     overflow: bool = field(default=True, metadata=about("let prefills overflow onto decode workers (hybrid mode)"))
-    prefill_placement: str = field(
-        default=defaults.DEFAULT_PREFILL_PLACEMENT,
+    prefill_policy: str = field(
+        default=defaults.DEFAULT_PREFILL_POLICY,
         metadata=about("which prefill worker gets a prefill", choices=tuple(PREFILL_POLICIES)),
     )
-    decode_placement: str = field(
-        default=defaults.DEFAULT_DECODE_PLACEMENT,
+    decode_policy: str = field(
+        default=defaults.DEFAULT_DECODE_POLICY,
         metadata=about("which decode worker gets a prefilled block", choices=tuple(DECODE_POLICIES)),
     )
-    colocated_placement: str = field(
-        default=defaults.DEFAULT_COLOCATED_PLACEMENT,
+    colocated_policy: str = field(
+        default=defaults.DEFAULT_COLOCATED_POLICY,
         metadata=about("which worker gets a block in colocated mode", choices=tuple(COLOCATED_POLICIES)),
     )
     topology_alpha: float = field(
@@ -132,7 +132,7 @@ class SchedulerServiceConfig(ServiceConfig):
         default=defaults.DEFAULT_TENANT_QUANTUM_TOKENS,
         metadata=about("canvas tokens a tenant of weight 1 may place per round of fair sharing", minimum=1),
     )
-    max_queue_wait_s: float = field(
+    max_queue_wait: float = field(
         default=defaults.DEFAULT_MAX_QUEUE_WAIT_S,
         metadata=about(
             "wait after which a block goes before all younger ones of its tenant, whatever the priority, in seconds",

@@ -7,11 +7,14 @@ block stops them, gateway first. Services are named by string: `common` never im
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+
+import grpc.aio
 
 from common.cli.run_dir import CLUSTER_FILE, RunningCluster
 from common.cli.supervisor import ManagedProcess, ProcessSpec, ServiceFailed, stop_all
@@ -30,7 +33,8 @@ REGISTRATION_POLL_S = 0.05
 class ClusterConfig:
     """What to start. `grpc_port` 0 means any free port; `kv_pages` 0 lets each worker size its own pool.
 
-    `torch_threads` 0 shares the machine's cores among the workers. `worker_options` are further flags for every worker.
+    `device` may name several, separated by commas: they are dealt out to the workers in turn. `torch_threads` 0 shares
+    the machine's cores among the workers. `worker_options` are further flags for every worker.
     """
 
     model_dir: Path
@@ -59,6 +63,11 @@ class ClusterConfig:
     def workers(self) -> int:
         """Worker processes in all."""
         return self.prefill_workers + self.decode_workers
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The torch devices that workers get in turn."""
+        return tuple(self.device.split(","))
 
     @property
     def threads_per_worker(self) -> int:
@@ -150,13 +159,13 @@ class Cluster:
         await self._bring_up([self._kv_store])
         self._scheduler = self._managed("scheduler", "services.scheduler", self._scheduler_arguments())
         await self._bring_up([self._scheduler])
-        prefills = [self._worker(Role.PREFILL, index) for index in range(config.prefill_workers)]
-        decodes = [self._worker(Role.DECODE, index) for index in range(config.decode_workers)]
-        self._workers = [*prefills, *decodes]
+        prefills = [(Role.PREFILL, index) for index in range(config.prefill_workers)]
+        decodes = [(Role.DECODE, index) for index in range(config.decode_workers)]
+        placed = zip([*prefills, *decodes], itertools.cycle(config.devices), strict=False)
+        self._workers = [self._worker(role, index, device) for (role, index), device in placed]
         self._gateway = self._managed("gateway", "services.gateway", self._gateway_arguments(), port=config.grpc_port)
         await self._bring_up([self._gateway, *self._workers])
-        async with asyncio.timeout(START_TIMEOUT_S):
-            await wait_for_workers(self.scheduler_address, config.workers)
+        await wait_for_workers(self.scheduler_address, config.workers)
 
     async def _bring_up(self, processes: Iterable[ManagedProcess]) -> None:
         names = {process.spec.name: process for process in processes}
@@ -171,6 +180,7 @@ class Cluster:
             failures.extend(failed.exceptions)
         finally:
             progress.cancel()
+            await asyncio.gather(progress, return_exceptions=True)
         if failures:
             raise failures[0]
 
@@ -182,14 +192,14 @@ class Cluster:
             awaited = [name for name, process in processes.items() if process.ready is None]
             self._say(f"waiting for {', '.join(awaited)} ({waited_s:.0f} s so far)")
 
-    def _worker(self, role: Role, index: int) -> ManagedProcess:
+    def _worker(self, role: Role, index: int, device: str) -> ManagedProcess:
         config, name = self.config, f"{role.value}-{index}"
         arguments = {
             "--worker-id": name,
             "--scheduler-address": self.scheduler_address,
             "--kv-store-address": self.kv_store_address,
             "--model-dir": str(config.model_dir),
-            "--device": config.device,
+            "--device": device,
             "--dtype": config.dtype,
             "--kv-pages": str(config.kv_pages),
             "--token-budget": str(config.token_budget_tokens),
@@ -234,11 +244,15 @@ class Cluster:
 
 
 async def wait_for_workers(scheduler_address: str, count: int) -> None:
-    """Wait until the scheduler counts `count` registered workers; the caller bounds the time."""
-    async with open_channel(scheduler_address) as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        while True:
-            state = await stub.GetClusterState(scheduler_pb2.GetClusterStateRequest(), wait_for_ready=True)
-            if len(state.workers) >= count:
-                return
-            await asyncio.sleep(REGISTRATION_POLL_S)
+    """Wait until the scheduler counts `count` registered workers. Raises ServiceFailed when that takes too long."""
+    registered = 0
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S), open_channel(scheduler_address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            while registered < count:
+                state = await stub.GetClusterState(scheduler_pb2.GetClusterStateRequest(), wait_for_ready=True)
+                registered = len(state.workers)
+                await asyncio.sleep(REGISTRATION_POLL_S)
+    except (TimeoutError, grpc.aio.AioRpcError):
+        missing = f"only {registered} of {count} workers registered within {START_TIMEOUT_S:.0f} s"
+        raise ServiceFailed(f"{missing}; the logs in the run folder say why") from None

@@ -149,7 +149,7 @@ def _verdicts(config: ClusterConfig, asked: list[_Asked]) -> list[str]:
     from common.cli.local_check import LocalCheck
 
     requests = [one.wanted for one in asked]
-    check = LocalCheck.load(config.model_dir, requests, device=config.device, dtype=config.dtype)
+    check = LocalCheck.load(config.model_dir, requests, device=config.devices[0], dtype=config.dtype)
     return [one.problem if one.output is None else check.verdict(one.wanted, one.output) for one in asked]
 
 

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("common.cli.up", "start a cluster on this machine and supervise it"),
     "generate": ("common.cli.generate", "generate text for one prompt"),
     "status": ("common.cli.status", "show workers and queues of a running cluster"),
+    "simulate": ("common.cli.simulate", "run a cluster in virtual time, with a cost model for the GPUs"),
     "drain": ("common.cli.drain", "give a worker no new work and let it finish"),
     "demo": ("common.cli.demo", "start a cluster, send prompts, show what happened, stop it"),
     "bench-overhead": ("common.bench.overhead", "compare the services with the engine in process"),

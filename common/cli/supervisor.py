@@ -85,6 +85,7 @@ class ManagedProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._port = spec.port
+        self._address = ""
 
     @property
     def pid(self) -> int | None:
@@ -94,9 +95,9 @@ class ManagedProcess:
 
     @property
     def address(self) -> str:
-        """host:port where the service serves; only after `start`."""
-        assert self.ready is not None, f"{self.spec.name} has not started"
-        return self.ready.address
+        """host:port where the service serves, kept over restarts; only after `start`."""
+        assert self._address, f"{self.spec.name} has not started"
+        return self._address
 
     async def start(self, *, timeout_s: float) -> None:
         """Start the process and wait until it serves. Raises `ServiceFailed` when it ends or takes too long."""
@@ -122,7 +123,7 @@ class ManagedProcess:
                 return
             if loop.time() - born > STEADY_LIFE_S:
                 backoff_s = FIRST_BACKOFF_S
-            self._say(f"{self.spec.name} ended ({describe_exit(code)}); restarting it in {backoff_s:g} s")
+            self._say(f"{self.spec.name} ended ({self._why(code)}); restarting it in {backoff_s:g} s")
             await asyncio.sleep(backoff_s)
             backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
             await self._restart()
@@ -174,12 +175,18 @@ class ManagedProcess:
             await asyncio.sleep(READY_POLL_S)
         self.ready = ready
         # A restarted service keeps its place: others hold its address.
+        self._address = ready.address
         self._port = int(ready.address.rpartition(":")[2])
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+    def _why(self, code: int) -> str:
+        """The exit code in words, and what the process said last if it chose to end."""
+        said = last_lines(self.log_path, 1) if code > 0 else []
+        return ": ".join([describe_exit(code), *said])
 
     def _failure(self, what: str) -> str:
         lines = last_lines(self.log_path)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import socket
 import sys
 from pathlib import Path
 
 from common.checkpoint import check_checkpoint
-from common.cli.cluster import Cluster, ClusterConfig
+from common.cli.cluster import STOP_GRACE_S, Cluster, ClusterConfig
 from common.cli.default_model import default_model_dir
 from common.cli.interrupt import Interrupted, run_interruptible
 from common.cli.run_dir import new_run_dir
@@ -60,7 +61,12 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="THETA",
         help="outstanding prefill tokens at which a worker counts as overloaded (default %(default)s)",
     )
-    parser.add_argument("--device", default="cpu", help="torch device of the workers: cpu, cuda:0 (default cpu)")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="D[,D...]",
+        help="torch devices that workers get in turn, such as cuda:0,cuda:1 (default cpu)",
+    )
     parser.add_argument(
         "--dtype",
         default="auto",
@@ -147,7 +153,11 @@ def say(line: str) -> None:
 async def _serve(config: ClusterConfig) -> None:
     async with Cluster(config, say=say) as cluster:
         print(banner(cluster), flush=True)
-        await cluster.watch()
+        try:
+            await cluster.watch()
+        except asyncio.CancelledError:
+            say(f"stopping; running requests get {STOP_GRACE_S:.0f} s (Ctrl-C again ends them now)")
+            raise
 
 
 def banner(cluster: Cluster) -> str:

@@ -20,11 +20,12 @@ from common.core.effects import (
     SchedulerEffect,
 )
 from common.core.fleet import Fleet
-from common.core.ids import CallId, Role, ServingMode, WorkerLife
+from common.core.ids import CallId, Role, ServingMode, WorkerId, WorkerLife
 from common.core.reasons import message_for
 from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState
 from common.core.request_book import RequestBook
 from common.core.scheduler_config import SchedulerConfig
+from common.core.threshold_tuner import ThresholdTuner
 from common.core.timers import TimerKind, Timers
 from common.core.work import BlockCompletion, KvHandle, KvSource, LocalPrefill, NoKv, RemoteKv, StepDelta
 from common.core.worker_account import WorkerAccount
@@ -40,12 +41,17 @@ class BlockFlow:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.fleet = Fleet(config)
-        self.book = RequestBook()
+        self.book = RequestBook(config)
         self.timers = Timers()
+        self.tuner = ThresholdTuner(
+            threshold_tokens=config.overload_threshold_tokens, adapts=config.overload_threshold_adapts
+        )
         self.now = 0.0
         self.changed = False
         self.replay_divergences = 0
         self.placements = 0
+        self.last_prefill_worker_id: WorkerId | None = None
+        self.last_decode_worker_id: WorkerId | None = None
         self._calls: dict[CallId, Call] = {}
         self._effects: list[SchedulerEffect] = []
 
@@ -74,6 +80,10 @@ class BlockFlow:
         call = self._open_call(request, account, CallKind.LOCAL_DECODE if local else CallKind.PREFILL)
         overflow = local and self.config.mode is ServingMode.HYBRID
         request.cost.begin_attempt(prefill_worker_id=account.life.worker_id, overflow=overflow)
+        request.home = account.spec
+        self.tuner.placed(request.canvas_tokens)
+        if not overflow:
+            self.last_prefill_worker_id = account.life.worker_id
         if local:
             self._call_decode(request, call, LocalPrefill(), BlockState.DECODING)
             return
@@ -89,6 +99,7 @@ class BlockFlow:
         prefilled = request.prefilled
         assert prefilled is not None, request.id
         self.timers.cancel(TimerKind.LEASE, request.id)
+        self.last_decode_worker_id = account.life.worker_id
         if prefilled.handle is None:
             call = self._open_call(request, account, CallKind.NO_KV_DECODE)
             self._call_decode(request, call, NoKv(first=prefilled.first), BlockState.DECODING)
@@ -254,7 +265,7 @@ class BlockFlow:
 
     def _open_call(self, request: Request, account: WorkerAccount, kind: CallKind) -> Call:
         assert request.call is None, request.id
-        self.book.leave_lines(request)
+        self.book.leave_lines(request, placed=True)
         self.book.mark_running(request, self.now)
         self.placements += 1
         call = Call(
@@ -266,9 +277,9 @@ class BlockFlow:
         )
         account.open_call(
             call.call_id,
-            canvas_tokens=request.spec.canvas_tokens,
+            canvas_tokens=request.canvas_tokens,
             prefills=kind in (CallKind.PREFILL, CallKind.LOCAL_DECODE),
-            decodes=kind is not CallKind.PREFILL,
+            decode_step_tokens=None if kind is CallKind.PREFILL else request.decode_step_tokens,
         )
         self._calls[call.call_id] = request.call = call
         request.cost.place(self.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.core import defaults
 from common.core.ids import Role, ServingMode, WorkerLife
 from common.core.work import IterationReport
 
@@ -13,7 +14,8 @@ class WorkerSpec:
     """What a worker declared when it registered.
 
     `address` is where peers reach its gRPC server; `kv_address` where its KV data plane listens ("" if it has none).
-    `max_canvas_tokens` is the model's own maximum; the pool's is pages_total * page_size_tokens.
+    `max_canvas_tokens` is the model's own maximum; the pool's is pages_total * page_size_tokens. Workers with the same
+    `fast_link_domain` exchange K/V over fast links ("": those on the same host).
     """
 
     life: WorkerLife
@@ -28,6 +30,13 @@ class WorkerSpec:
     max_canvas_tokens: int
     token_budget_tokens: int
     max_batch_size: int
+    max_prefill_tokens_per_batch: int = defaults.DEFAULT_MAX_PREFILL_TOKENS_PER_BATCH
+    fast_link_domain: str = ""
+
+    @property
+    def link_domain(self) -> str:
+        """Name of the set of workers that it has a fast link to."""
+        return self.fast_link_domain or self.address.rpartition(":")[0]
 
     @property
     def pool_tokens(self) -> int:
@@ -46,7 +55,10 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One worker at one moment: its spec and the scheduler's own tally (reports are shown, never counted)."""
+    """One worker at one moment: its spec and the scheduler's own tally (reports are shown, never counted).
+
+    `live_blocks` are the prefill and decode calls there, `length_sum_tokens` the sum of their canvases.
+    """
 
     spec: WorkerSpec
     pages_free: int
@@ -54,6 +66,8 @@ class WorkerView:
     active_decodes: int
     draining: bool
     report: IterationReport | None
+    live_blocks: int = 0
+    length_sum_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +75,7 @@ class ClusterView:
     """The cluster at one moment. `workers` is sorted by worker id; counts are of blocks and requests.
 
     `queued_blocks` includes `parked_blocks`: those whose canvas fits no live worker at present.
+    `overload_threshold_tokens` is theta in force; `overload_threshold_adapts`: the scheduler sets it itself.
     `replay_divergences` counts tokens that a repeated attempt revealed differently from what was already shown.
     """
 
@@ -73,3 +88,4 @@ class ClusterView:
     ended_requests: int
     overload_threshold_tokens: int
     replay_divergences: int
+    overload_threshold_adapts: bool = False

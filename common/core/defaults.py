@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from common.core.options import Dispatch, QueueOrder
+
 DEFAULT_TOKEN_BUDGET_TOKENS = 1024
 """τ: query tokens one worker iteration may spend (Algorithm 1)."""
 
@@ -55,3 +57,51 @@ MAX_PEER_BACKOFF_S = 2.0
 
 MAX_REFUSALS_PER_ATTEMPT = 64
 """NO_KV_PAGES answers to one attempt before it counts as a failed attempt, so that no request waits for ever."""
+
+DEFAULT_PREFILL_POLICY = "least_outstanding_tokens"
+"""Which prefill worker gets a prefill."""
+
+DEFAULT_DECODE_POLICY = "max_free_pages"
+"""Which decode worker gets a prefilled block."""
+
+DEFAULT_COLOCATED_POLICY = "least_outstanding_tokens"
+"""Which worker gets a block in colocated mode."""
+
+DEFAULT_TOPOLOGY_ALPHA = 0.7
+"""Share of the roomiest worker's free memory that a worker on a fast link needs to be preferred (topology_guarded)."""
+
+DEFAULT_LENGTH_SLACK = 0.1
+"""How far above the smallest projected length sum a worker may be to be considered (balanced_length)."""
+
+DEFAULT_QUEUE_ORDER = QueueOrder.ARRIVAL
+"""Order of the waiting blocks of one tenant and priority."""
+
+DEFAULT_DISPATCH = Dispatch.EAGER
+"""When a prefill is bound to a worker."""
+
+DEFAULT_DISPATCH_AHEAD_ITERATIONS = 2
+"""With late dispatch: how many iterations' worth of prefills a worker may be bound to (one runs, one waits)."""
+
+DEFAULT_TENANT_QUANTUM_TOKENS = 4096
+"""Canvas tokens that a tenant of weight 1 may place per round of the deficit round robin."""
+
+DEFAULT_MAX_QUEUE_WAIT_S = 30.0
+"""A block that has waited this long goes before everything younger of its tenant, whatever priority or order say."""
+
+DEFAULT_TARGET_DECODE_GAP_S = 0.1
+"""Time between two steps of a decode that an adaptive token budget aims at while prefills wait."""
+
+MIN_ADAPTIVE_FRESH_TOKENS = 128
+"""Least that an adaptive token budget leaves for prefills in an iteration."""
+
+MAX_ADAPTIVE_BUDGET_TOKENS = 32_768
+"""Most that an adaptive token budget leaves for prefills in an iteration."""
+
+PREFILL_DRAIN_ITERATIONS = 8
+"""An adaptive token budget admits at least one part in this many of the prefill tokens that wait."""
+
+MIN_ADAPTIVE_THRESHOLD_TOKENS = 1024
+"""Smallest adaptive overload threshold."""
+
+MAX_ADAPTIVE_THRESHOLD_TOKENS = 131_072
+"""Largest adaptive overload threshold."""

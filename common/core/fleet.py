@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from common.core.cluster import WorkerSpec
+from common.core.dispatch import bindable_tokens
 from common.core.ids import Role, ServingMode, WorkerId, WorkerLife
 from common.core.incarnations import Incarnations
-from common.core.overflow import overflow_target
+from common.core.options import Dispatch
+from common.core.overflow import must_hold_back
 from common.core.placement import (
     COLOCATED_POLICIES,
     DECODE_POLICIES,
+    LEAST_OUTSTANDING_TOKENS,
     PREFILL_POLICIES,
     BlockNeed,
     Policy,
-    under_threshold,
-    with_pages,
 )
+from common.core.reach import Reach
+from common.core.roster import Roster
 from common.core.scheduler_config import SchedulerConfig
 from common.core.worker_account import WorkerAccount
 
@@ -24,18 +25,26 @@ from common.core.worker_account import WorkerAccount
 class Fleet:
     """Accounts of live workers by worker id, and the choice of a target for a block.
 
-    What changes only with membership (who can serve which canvas at all) is computed once per change.
+    What changes only with membership (rosters, who can serve which canvas at all) is computed anew at the first
+    question after a change; what changes with every call is brought up to date for the workers concerned only.
+    `threshold_tokens` is θ in force.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._accounts: dict[WorkerId, WorkerAccount] = {}
+        self._touched: set[WorkerId] = set()
         self._incarnations = Incarnations()
         self._refused_pairs: set[tuple[WorkerLife, WorkerLife]] = set()
-        self._prefillers: list[WorkerAccount] = []
-        self._decoders: list[WorkerAccount] = []
-        self._reach_tokens: dict[WorkerLife, int] = {}
-        self._canvas_limit_tokens: int | None = None
+        self._threshold_tokens = config.overload_threshold_tokens
+        self._now = 0.0
+        self._reach: Reach | None = None
+        self._rosters_stale = True
+        self._writers = self._roster([], LEAST_OUTSTANDING_TOKENS)
+        self._locals = self._writers
+        self._readers: dict[str, Roster[WorkerAccount]] = {}
+        self._free_tokens: dict[WorkerId, int] = {}
+        self._free_tokens_sum = 0
 
     @property
     def accounts(self) -> list[WorkerAccount]:
@@ -43,9 +52,19 @@ class Fleet:
         return [self._accounts[worker_id] for worker_id in sorted(self._accounts)]
 
     @property
+    def threshold_tokens(self) -> int:
+        """θ in force."""
+        return self._threshold_tokens
+
+    @threshold_tokens.setter
+    def threshold_tokens(self, value: int) -> None:
+        self._rosters_stale |= value != self._threshold_tokens
+        self._threshold_tokens = value
+
+    @property
     def canvas_limit_tokens(self) -> int | None:
         """Longest canvas that some worker (pair) could serve when empty; None while nobody can serve anything."""
-        return self._canvas_limit_tokens
+        return self._reaches().canvas_limit_tokens
 
     def get(self, life: WorkerLife) -> WorkerAccount | None:
         """The account of that life, if it is live."""
@@ -64,7 +83,7 @@ class Fleet:
         """A new life; the caller has removed any older one."""
         assert spec.life.worker_id not in self._accounts and not self.is_stale(spec.life), spec.life
         self._incarnations.observe(spec.life)
-        self._accounts[spec.life.worker_id] = WorkerAccount.open(spec)
+        self._accounts[spec.life.worker_id] = WorkerAccount.open(spec, self._touched)
         self._membership_changed()
 
     def remove(self, life: WorkerLife) -> WorkerAccount | None:
@@ -82,81 +101,136 @@ class Fleet:
         account.draining = True
         self._membership_changed()
 
+    def wake(self, worker_id: WorkerId) -> None:
+        """A back-off from that worker may be over."""
+        self._touched.add(worker_id)
+
     def refuse_pair(self, owner: WorkerLife, reader: WorkerLife) -> None:
         """These two cannot exchange K/V, whatever their fingerprints say."""
         self._refused_pairs.add((owner, reader))
         self._membership_changed()
 
-    def prefill_target(self, need: BlockNeed, *, backlog_tokens: int, now: float) -> WorkerAccount | None:
+    def prefill_target(
+        self, need: BlockNeed, *, backlog_tokens: int, now: float, home: WorkerId | None = None
+    ) -> WorkerAccount | None:
         """Where the block's prefill goes now, or None. A decode worker means: prefill there too (colocated, overflow).
 
-        `backlog_tokens` is the decode memory that finished prefills wait for, page-rounded.
+        `backlog_tokens` is the decode memory that finished prefills wait for, page-rounded. `home` is the worker that a
+        sticky request would like best (colocated).
         """
+        self._bring_up_to_date(now)
         config = self._config
-        decoders = _rested(self._decoders, now)
         if config.mode is ServingMode.COLOCATED:
-            return self._apply(
-                COLOCATED_POLICIES[config.colocated_policy], with_pages(decoders, need.canvas_tokens), need
-            )
-        able = [
-            worker for worker in _rested(self._prefillers, now) if self._prefill_limit(worker) >= need.canvas_tokens
-        ]
-        if config.mode is ServingMode.HYBRID:
-            able = under_threshold(able, config.overload_threshold_tokens)
-        target = self._apply(PREFILL_POLICIES[config.prefill_policy], with_pages(able, need.canvas_tokens), need)
+            at_home = None if home is None else self._locals.has_room(home, need.canvas_tokens)
+            return at_home or self._pick(COLOCATED_POLICIES[config.colocated_policy], self._locals, need)
+        target = self._pick(PREFILL_POLICIES[config.prefill_policy], self._writers, need)
         if target is None and config.overflows:
-            target = overflow_target(
-                decoders,
-                need,
-                threshold_tokens=config.overload_threshold_tokens,
-                backlog_tokens=backlog_tokens,
-            )
+            need_tokens = self._reaches().page_rounded_tokens(need.canvas_tokens)
+            if not must_hold_back(
+                free_tokens=self._free_tokens_sum, backlog_tokens=backlog_tokens, need_tokens=need_tokens
+            ):
+                target = self._pick(LEAST_OUTSTANDING_TOKENS, self._locals, need)
         return target
 
     def decode_target(self, need: BlockNeed, *, owner: WorkerSpec, now: float) -> WorkerAccount | None:
-        """Where a prefilled block decodes now, or None: it waits for memory."""
-        able = [worker for worker in _rested(self._decoders, now) if self.matches(owner, worker)]
-        return self._apply(DECODE_POLICIES[self._config.decode_policy], with_pages(able, need.canvas_tokens), need)
+        """Where a prefilled block decodes now, or None: it waits for memory. `need.barred` is filled in here."""
+        self._bring_up_to_date(now)
+        readers = self._readers.get(owner.layout_fingerprint)
+        if readers is None:
+            return None
+        return self._pick(DECODE_POLICIES[self._config.decode_policy], readers, need)
 
-    def matches(self, owner: WorkerSpec, reader: WorkerAccount) -> bool:
-        """Whether K/V written by `owner` can be read by `reader`."""
-        same = owner.layout_fingerprint == reader.spec.layout_fingerprint
-        return same and (owner.life, reader.life) not in self._refused_pairs
+    def barred_readers(self, owner: WorkerLife) -> frozenset[WorkerId]:
+        """Decode workers that refused K/V of that owner."""
+        return frozenset(reader.worker_id for writer, reader in self._refused_pairs if writer == owner)
 
     def stranded(self, owner: WorkerSpec, canvas_tokens: int) -> bool:
         """Decode workers exist, but none can ever take K/V of that owner and length: it must be prefilled elsewhere."""
-        return bool(self._decoders) and canvas_tokens > self._reach_of(owner)
+        reach = self._reaches()
+        return reach.has_readers and canvas_tokens > reach.of(owner)
 
-    def _prefill_limit(self, worker: WorkerAccount) -> int:
-        return min(worker.spec.canvas_limit_tokens, self._reach_tokens[worker.life])
+    def _pick(self, policy: Policy, roster: Roster[WorkerAccount], need: BlockNeed) -> WorkerAccount | None:
+        chosen: WorkerAccount | None = policy.pick(roster, need)
+        return chosen
 
-    def _reach_of(self, owner: WorkerSpec) -> int:
-        """Longest canvas that some decode worker could take over from `owner`."""
-        limits = (worker.spec.canvas_limit_tokens for worker in self._decoders if self.matches(owner, worker))
-        return max(limits, default=0)
+    def _room(self, account: WorkerAccount) -> int:
+        """Longest canvas that may be prefilled there now, in tokens."""
+        config = self._config
+        overloaded = config.mode is ServingMode.HYBRID and account.outstanding_prefill_tokens >= self._threshold_tokens
+        if overloaded:
+            return 0
+        room = self._memory(account)
+        if account.spec.role is Role.PREFILL:
+            room = min(room, self._reaches().of(account.spec))
+        if config.dispatch is Dispatch.LATE:
+            bindable = bindable_tokens(account, config.dispatch_ahead)
+            room = room if bindable is None else min(room, bindable)
+        return room
 
-    def _apply(self, policy: Policy, candidates: Sequence[WorkerAccount], need: BlockNeed) -> WorkerAccount | None:
-        chosen = policy(candidates, need)
-        return None if chosen is None else self._accounts[chosen.spec.life.worker_id]
+    def _memory(self, account: WorkerAccount) -> int:
+        """Longest canvas it has pages for now; 0 during a back-off."""
+        if account.backoff_until_s > self._now:
+            return 0
+        return min(account.pages_free * account.spec.page_size_tokens, account.spec.canvas_limit_tokens)
+
+    def _reaches(self) -> Reach:
+        if self._reach is None:
+            willing = [account.spec for account in self._accounts.values() if not account.draining]
+            self._reach = Reach(self._config, willing, self._refused_pairs)
+        return self._reach
 
     def _membership_changed(self) -> None:
-        willing = [account for account in self.accounts if not account.draining]
-        self._prefillers = [account for account in willing if account.spec.role is Role.PREFILL]
-        self._decoders = [account for account in willing if account.spec.role is Role.DECODE]
-        self._reach_tokens = {worker.life: self._reach_of(worker.spec) for worker in self._prefillers}
-        self._canvas_limit_tokens = self._limit()
+        self._reach = None
+        self._rosters_stale = True
 
-    def _limit(self) -> int | None:
-        if not self._decoders:
-            return None
-        alone = max(worker.spec.canvas_limit_tokens for worker in self._decoders)
-        paired = max((self._prefill_limit(worker) for worker in self._prefillers), default=0)
-        if self._config.mode is ServingMode.COLOCATED:
-            return alone
-        if self._config.overflows:
-            return max(alone, paired)
-        return paired or None
+    def _bring_up_to_date(self, now: float) -> None:
+        self._now = now
+        if self._rosters_stale:
+            self._rosters_stale = False
+            self._make_rosters()
+        else:
+            for worker_id in self._touched:
+                self._refresh(worker_id)
+        self._touched.clear()
 
+    def _make_rosters(self) -> None:
+        config = self._config
+        willing = [account for account in self._accounts.values() if not account.draining]
+        decoders = [account for account in willing if account.spec.role is Role.DECODE]
+        writers = [account for account in willing if account.spec.role is Role.PREFILL]
+        colocated = config.mode is ServingMode.COLOCATED
+        self._writers = self._roster(writers, PREFILL_POLICIES[config.prefill_policy])
+        self._locals = self._roster(
+            decoders, COLOCATED_POLICIES[config.colocated_policy] if colocated else LEAST_OUTSTANDING_TOKENS
+        )
+        policy = DECODE_POLICIES[config.decode_policy]
+        by_layout: dict[str, list[WorkerAccount]] = {}
+        for account in [] if colocated else decoders:
+            by_layout.setdefault(account.spec.layout_fingerprint, []).append(account)
+        self._readers = {
+            layout: Roster(those, room=self._memory, rank=policy.rank, grouped=policy.by_domain)
+            for layout, those in by_layout.items()
+        }
+        self._free_tokens = {account.spec.life.worker_id: self._count_free(account) for account in decoders}
+        self._free_tokens_sum = sum(self._free_tokens.values())
 
-def _rested(workers: Iterable[WorkerAccount], now: float) -> list[WorkerAccount]:
-    return [worker for worker in workers if worker.backoff_until_s <= now]
+    def _roster(self, accounts: list[WorkerAccount], policy: Policy) -> Roster[WorkerAccount]:
+        return Roster(accounts, room=self._room, rank=policy.rank, grouped=policy.by_domain)
+
+    def _refresh(self, worker_id: WorkerId) -> None:
+        account = self._accounts.get(worker_id)
+        if account is None or account.draining:
+            return
+        if account.spec.role is Role.PREFILL:
+            self._writers.refresh(worker_id)
+            return
+        self._locals.refresh(worker_id)
+        if self._readers:
+            self._readers[account.spec.layout_fingerprint].refresh(worker_id)
+        free_tokens = self._count_free(account)
+        self._free_tokens_sum += free_tokens - self._free_tokens[worker_id]
+        self._free_tokens[worker_id] = free_tokens
+
+    def _count_free(self, account: WorkerAccount) -> int:
+        resting = account.backoff_until_s > self._now
+        return 0 if resting else account.pages_free * account.spec.page_size_tokens

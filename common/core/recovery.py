@@ -98,7 +98,7 @@ def _other_pair(flow: BlockFlow, failure: Failure) -> None:
         return
     flow.fleet.refuse_pair(request.prefilled.owner.life, failure.account.life)
     limit_tokens = flow.fleet.canvas_limit_tokens
-    if limit_tokens is None or request.spec.canvas_tokens > limit_tokens:
+    if limit_tokens is None or request.canvas_tokens > limit_tokens:
         _fail(flow, failure)
     else:
         flow.retry(request)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from common.core.block_cost import BlockCost
 from common.core.cluster import WorkerSpec
 from common.core.ids import BlockAttempt, CallId, RequestId, WorkerLife
+from common.core.params import CacheMode
 from common.core.work import BlockCompletion, BlockWork, FinishReason, KvHandle, RequestSpec, StepDelta
 
 STORY_MOVES = 32
@@ -114,7 +115,8 @@ class Request:
     """The scheduler's record of a living request; dropped at its end.
 
     `committed` holds every earlier block in full, `shown` what the client has seen of the current block
-    (position -> token; never changes), `revealed` the positions that the current attempt has revealed.
+    (position -> token; never changes), `revealed` the positions that the current attempt has revealed. `home` is the
+    worker that had its last prefill. `canvas_generated_tokens` is the generated part of its canvas.
     """
 
     spec: RequestSpec
@@ -125,6 +127,8 @@ class Request:
     shown: dict[int, int]
     block: int
     cost: BlockCost
+    canvas_generated_tokens: int
+    home: WorkerSpec | None = None
     attempt: int = 0
     refusals: int = 0
     state: RequestState = RequestState.QUEUED
@@ -135,8 +139,11 @@ class Request:
     _story: deque[tuple[float, State, State]] = field(default_factory=lambda: deque(maxlen=STORY_MOVES))
 
     @classmethod
-    def submitted(cls, spec: RequestSpec, now: float, *, fits_known: bool) -> Request:
-        """A new request. `fits_known`: some live worker was seen that its canvas fits."""
+    def submitted(cls, spec: RequestSpec, now: float, *, fits_known: bool, max_gen_len_tokens: int = 0) -> Request:
+        """A new request. `fits_known`: some live worker was seen that its canvas fits.
+
+        `max_gen_len_tokens` above 0 fixes the generated part of the canvas, rounded up to whole blocks.
+        """
         return cls(
             spec=spec,
             submitted_s=now,
@@ -146,7 +153,24 @@ class Request:
             shown=dict(spec.shown),
             block=len(spec.committed_token_ids) // spec.block_length_tokens,
             cost=BlockCost(ready_s=now),
+            canvas_generated_tokens=spec.generated_tokens(max_gen_len_tokens),
         )
+
+    @property
+    def canvas_tokens(self) -> int:
+        """Prompt plus generated positions."""
+        return len(self.spec.prompt_token_ids) + self.canvas_generated_tokens
+
+    @property
+    def decode_step_tokens(self) -> int:
+        """Query tokens of one decode step of the current block, by cache mode."""
+        length = self.spec.block_length_tokens
+        by_mode = {
+            CacheMode.DUAL: length,
+            CacheMode.PREFIX: self.canvas_generated_tokens - self.block * length,
+            CacheMode.NONE: self.canvas_tokens,
+        }
+        return by_mode[self.spec.cache_mode]
 
     @property
     def id(self) -> RequestId:
@@ -197,6 +221,7 @@ class Request:
             prompt_token_ids=spec.prompt_token_ids,
             generated_token_ids=tuple(self.committed),
             max_tokens=spec.max_tokens,
+            canvas_generated_tokens=self.canvas_generated_tokens,
             block_length_tokens=spec.block_length_tokens,
             cache_mode=spec.cache_mode,
             sampling=spec.sampling,

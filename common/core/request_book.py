@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from common.core.ids import RequestId
 from common.core.keyed_heap import KeyedHeap
+from common.core.options import QueueOrder
 from common.core.request import BlockState, Request, RequestState
+from common.core.scheduler_config import SchedulerConfig
+from common.core.waiting_line import Waiter, WaitingLine
 
 QueueKey = tuple[float, RequestId]
 
@@ -12,12 +15,18 @@ QueueKey = tuple[float, RequestId]
 class RequestBook:
     """Every living request, each in at most one line. Nothing of an ended request stays.
 
-    Both lines are ordered by (first submit time, id): older requests' next blocks outrank newcomers.
+    The line for decode memory is ordered by (first submit time, id); the prefill line is a `WaitingLine`, within a
+    tenant by priority, then as `queue_order` says: by default older requests' next blocks outrank newcomers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._order = config.queue_order
         self._requests: dict[RequestId, Request] = {}
-        self._prefill_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
+        self._prefill_line = WaitingLine(
+            quantum_tokens=config.tenant_quantum_tokens,
+            weights=config.tenant_weights,
+            max_wait_s=config.max_queue_wait_s,
+        )
         self._decode_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
         self._parked: dict[RequestId, None] = {}
         self._backlog: dict[RequestId, int] = {}
@@ -90,13 +99,25 @@ class RequestBook:
     def wait_prefill(self, request: Request) -> None:
         """Join the prefill line, at the place its age gives it."""
         assert request.block_state is BlockState.WAITING_PREFILL, request.id
-        self._prefill_line.push(request.id, request.queue_key)
+        spec = request.spec
+        shortest_first = self._order is QueueOrder.FEWEST_REMAINING_BLOCKS
+        rank = (-spec.priority, spec.blocks - request.block) if shortest_first else (-spec.priority,)
+        self._prefill_line.push(
+            Waiter(
+                request_id=request.id,
+                tenant=spec.tenant,
+                canvas_tokens=request.canvas_tokens,
+                rank=rank,
+                age=request.queue_key,
+                since_s=request.cost.ready_s,
+            )
+        )
 
     def wait_decode(self, request: Request) -> None:
         """Join the line for decode memory."""
         assert request.prefilled is not None and request.id not in self._backlog, request.id
         self._decode_line.push(request.id, request.queue_key)
-        tokens = request.prefilled.page_rounded_tokens(request.spec.canvas_tokens)
+        tokens = request.prefilled.page_rounded_tokens(request.canvas_tokens)
         self._backlog[request.id] = tokens
         self._backlog_tokens += tokens
 
@@ -109,24 +130,26 @@ class RequestBook:
         """Parked requests that fit now rejoin the prefill line."""
         for request_id in list(self._parked):
             request = self._requests[request_id]
-            if request.spec.canvas_tokens <= canvas_limit_tokens:
+            if request.canvas_tokens <= canvas_limit_tokens:
                 del self._parked[request_id]
                 self.wait_prefill(request)
 
-    def leave_lines(self, request: Request) -> None:
-        """Stand in no line."""
-        self._prefill_line.discard(request.id)
+    def leave_lines(self, request: Request, *, placed: bool = False) -> None:
+        """Stand in no line; `placed`: because its turn has come."""
+        self._prefill_line.discard(request.id, placed=placed)
         self._parked.pop(request.id, None)
         if self._decode_line.discard(request.id):
             self._backlog_tokens -= self._backlog.pop(request.id)
 
-    def prefill_head(self) -> Request | None:
+    def prefill_head(self, now: float) -> Request | None:
         """First in the prefill line."""
-        return self._head(self._prefill_line)
+        head = self._prefill_line.head(now)
+        return None if head is None else self._requests[head]
 
     def decode_head(self) -> Request | None:
         """First in the line for decode memory."""
-        return self._head(self._decode_line)
+        head = self._decode_line.peek()
+        return None if head is None else self._requests[head[0]]
 
     def check(self) -> None:
         """Assert that every request stands where its state says."""
@@ -138,7 +161,3 @@ class RequestBook:
             assert (request.id in self._decode_line) == (request.block_state is BlockState.KV_READY), request.id
         lines = len(self._prefill_line) + len(self._parked) + len(self._decode_line)
         assert lines <= len(self._requests), "a line holds someone who is gone"
-
-    def _head(self, line: KeyedHeap[RequestId, QueueKey]) -> Request | None:
-        head = line.peek()
-        return None if head is None else self._requests[head[0]]

@@ -1,7 +1,7 @@
 """The scheduler's policy: requests, ledger and placement in all three modes. Events in, effects out.
 
-One queue over new requests and continuation blocks, strict head of line, keyed (first submit time, request id);
-prefills are bound to a worker as soon as one has room (reference notes, algorithms, section 4).
+One queue over new requests and continuation blocks, strict head of line; which block is the head is the
+`WaitingLine`'s business, which worker gets it the `Fleet`'s (reference notes, algorithms, section 4).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from common.core.block_flow import BlockFlow
-from common.core.cluster import ClusterView
+from common.core.cluster import ClusterView, WorkerSpec
 from common.core.effects import FinishRequest, SchedulerEffect
 from common.core.events import (
     CallFailed,
@@ -30,14 +30,17 @@ from common.core.events import (
     WorkerReported,
 )
 from common.core.ids import RequestId, WorkerId, WorkerLife
+from common.core.options import Dispatch
 from common.core.params import CacheMode
 from common.core.placement import BlockNeed
 from common.core.recovery import Failure, recover
 from common.core.request import BlockState, Call, CallKind, Request, RequestState
+from common.core.roster import NOBODY
 from common.core.scheduler_config import SchedulerConfig
-from common.core.submission import check_fits, check_room, check_spec, duplicate_id
+from common.core.submission import check_fits, check_length, check_room, check_spec, duplicate_id
 from common.core.timers import TimerKind
-from common.core.work import FinishReason, RequestSpec
+from common.core.work import FinishReason, IterationReport, RequestSpec
+from common.core.worker_account import WorkerAccount
 from common.errors import Reason
 
 
@@ -90,7 +93,8 @@ class SchedulerCore:
             waiting_decode_blocks=book.waiting_decode_blocks,
             running_requests=len(book),
             ended_requests=book.ended_requests,
-            overload_threshold_tokens=self._config.overload_threshold_tokens,
+            overload_threshold_tokens=self._flow.fleet.threshold_tokens,
+            overload_threshold_adapts=self._config.overload_threshold_adapts,
             replay_divergences=self._flow.replay_divergences,
         )
 
@@ -104,9 +108,10 @@ class SchedulerCore:
         check_spec(spec)
         if spec.request_id in self._flow.book:
             raise duplicate_id(spec)
+        check_length(spec, self._config.max_gen_len_tokens)
         limit_tokens = self._flow.fleet.canvas_limit_tokens
         if limit_tokens is not None:
-            check_fits(spec, limit_tokens)
+            check_fits(spec, limit_tokens, max_gen_len_tokens=self._config.max_gen_len_tokens)
         check_room(self._flow.book.unplaced_requests, self._config.max_queued_requests)
 
     def _on_submitted(self, event: RequestSubmitted) -> None:
@@ -116,7 +121,9 @@ class SchedulerCore:
             self._flow.emit(FinishRequest(request_id=spec.request_id, finish=FinishReason.LENGTH))
             return
         fits_known = self._flow.fleet.canvas_limit_tokens is not None
-        request = Request.submitted(spec, self._flow.now, fits_known=fits_known)
+        request = Request.submitted(
+            spec, self._flow.now, fits_known=fits_known, max_gen_len_tokens=self._config.max_gen_len_tokens
+        )
         self._flow.book.open(request)
         self._flow.changed = True
         if request.deadline_at_s is not None:
@@ -138,7 +145,7 @@ class SchedulerCore:
             flow.lose(older.life)
         flow.fleet.add(event.worker)
         flow.changed = True
-        if flow.fleet.canvas_limit_tokens is not None:
+        if flow.book.parked_blocks and flow.fleet.canvas_limit_tokens is not None:
             flow.book.unpark(flow.fleet.canvas_limit_tokens)
 
     def _on_lost(self, event: WorkerLost) -> None:
@@ -152,8 +159,25 @@ class SchedulerCore:
 
     def _on_reported(self, event: WorkerReported) -> None:
         account = self._flow.fleet.get(event.life)
-        if account is not None:
-            account.report = event.report
+        if account is None:
+            return
+        account.hear(event.report)
+        if self._config.overload_threshold_adapts:
+            self._tune(account, event.report)
+        if self._config.dispatch is Dispatch.LATE:
+            # A larger deficit or budget may let it admit what it could not.
+            self._flow.changed = True
+
+    def _tune(self, account: WorkerAccount, report: IterationReport) -> None:
+        flow, before = self._flow, self._flow.fleet.threshold_tokens
+        flow.tuner.observe(
+            account.spec.role,
+            report,
+            outstanding_tokens=account.outstanding_prefill_tokens,
+            budget_tokens=account.token_budget_tokens,
+        )
+        flow.fleet.threshold_tokens = flow.tuner.move(flow.now)
+        flow.changed |= flow.fleet.threshold_tokens != before
 
     def _on_lease_ended(self, event: KvLeaseEnded) -> None:
         flow = self._flow
@@ -249,7 +273,10 @@ class SchedulerCore:
         while (due := self._flow.timers.pop_due(self._flow.now)) is not None:
             kind, name = due
             self._flow.changed = True
-            request = None if kind is TimerKind.BACKOFF else self._flow.book.get(RequestId(name))
+            if kind is TimerKind.BACKOFF:
+                self._flow.fleet.wake(WorkerId(name))
+                continue
+            request = self._flow.book.get(RequestId(name))
             if request is None:
                 continue
             if kind is TimerKind.DEADLINE:
@@ -271,26 +298,36 @@ class SchedulerCore:
         if request is None or request.prefilled is None:
             return False
         owner = request.prefilled.owner
-        if flow.fleet.stranded(owner, request.spec.canvas_tokens):
+        if flow.fleet.stranded(owner, request.canvas_tokens):
             flow.retry(request)
             return True
-        target = flow.fleet.decode_target(self._need(request, owner.life.worker_id), owner=owner, now=flow.now)
+        need = self._need(
+            request,
+            near=owner,
+            previous=flow.last_decode_worker_id,
+            barred=flow.fleet.barred_readers(owner.life),
+        )
+        target = flow.fleet.decode_target(need, owner=owner, now=flow.now)
         if target is not None:
             flow.start_decode(request, target)
         return target is not None
 
     def _place_prefill_head(self) -> bool:
         flow = self._flow
-        request = flow.book.prefill_head()
-        limit_tokens = flow.fleet.canvas_limit_tokens
+        request = flow.book.prefill_head(flow.now)
+        limit_tokens = None if request is None else flow.fleet.canvas_limit_tokens
         if request is None or limit_tokens is None:
             return False
-        if request.spec.canvas_tokens > limit_tokens:
+        if request.canvas_tokens > limit_tokens:
             self._set_aside(request)
             return True
         request.fits_known = True
+        sticky = self._config.sticky_workers and request.home is not None
         target = flow.fleet.prefill_target(
-            self._need(request, None), backlog_tokens=flow.book.backlog_tokens, now=flow.now
+            self._need(request, near=request.home, previous=flow.last_prefill_worker_id),
+            backlog_tokens=flow.book.backlog_tokens,
+            now=flow.now,
+            home=request.home.life.worker_id if sticky and request.home is not None else None,
         )
         if target is not None:
             flow.start_prefill(request, target)
@@ -303,12 +340,21 @@ class SchedulerCore:
         else:
             self._flow.fail(request, Reason.TOO_LONG, field="max_tokens")
 
-    def _need(self, request: Request, prefill_worker_id: WorkerId | None) -> BlockNeed:
+    def _need(
+        self,
+        request: Request,
+        *,
+        near: WorkerSpec | None,
+        previous: WorkerId | None,
+        barred: frozenset[WorkerId] = NOBODY,
+    ) -> BlockNeed:
         return BlockNeed(
-            canvas_tokens=request.spec.canvas_tokens,
-            block_length_tokens=request.spec.block_length_tokens,
-            prefill_worker_id=prefill_worker_id,
-            turn=self._flow.placements,
+            canvas_tokens=request.canvas_tokens,
+            near_domain="" if near is None else near.link_domain,
+            previous_worker_id=previous,
+            barred=barred,
+            topology_alpha=self._config.topology_alpha,
+            length_slack=self._config.length_slack,
         )
 
 

@@ -24,12 +24,19 @@ def check_spec(spec: RequestSpec) -> None:
         raise WireError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request was taken in")
 
 
-def check_fits(spec: RequestSpec, canvas_limit_tokens: int) -> None:
+def check_length(spec: RequestSpec, max_gen_len_tokens: int) -> None:
+    """Raise `TooLong` when the generated part of every canvas is fixed (above 0) and the request wants more."""
+    if 0 < max_gen_len_tokens < spec.max_tokens:
+        raise TooLong("max_tokens", f"this cluster generates at most {max_gen_len_tokens} tokens per request")
+
+
+def check_fits(spec: RequestSpec, canvas_limit_tokens: int, *, max_gen_len_tokens: int = 0) -> None:
     """Raise `TooLong` when no live worker could ever hold the canvas."""
-    if spec.canvas_tokens > canvas_limit_tokens:
+    canvas_tokens = len(spec.prompt_token_ids) + spec.generated_tokens(max_gen_len_tokens)
+    if canvas_tokens > canvas_limit_tokens:
         raise TooLong(
             "max_tokens",
-            f"prompt and generated blocks need {spec.canvas_tokens} tokens; the longest canvas "
+            f"prompt and generated blocks need {canvas_tokens} tokens; the longest canvas "
             f"any worker can hold is {canvas_limit_tokens}",
         )
 

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 MIN_SHARE_DIVISOR = 8
 
 
+def min_share_tokens(token_budget_tokens: int) -> int:
+    """s: what the head of a queue earns per iteration however many decodes there are, in tokens."""
+    return max(1, token_budget_tokens // MIN_SHARE_DIVISOR)
+
+
 class Stop(enum.Enum):
     """Why the scan over the waiting prefills ended."""
 
@@ -55,14 +60,18 @@ class DeficitTokenBudget:
 
     def __init__(self, token_budget_tokens: int, *, min_share_tokens: int | None = None) -> None:
         """`min_share_tokens` (s) defaults to an eighth of the budget; 0 is the paper's rule, which can starve."""
-        assert token_budget_tokens >= 1, token_budget_tokens
-        self.token_budget_tokens = token_budget_tokens
-        if min_share_tokens is None:
-            min_share_tokens = max(1, token_budget_tokens // MIN_SHARE_DIVISOR)
-        assert 0 <= min_share_tokens <= token_budget_tokens, min_share_tokens
-        self.min_share_tokens = min_share_tokens
+        self.retune(token_budget_tokens, min_share=min_share_tokens)
         self._deficit_tokens = 0
         self._head_credit_tokens = 0
+
+    def retune(self, token_budget_tokens: int, *, min_share: int | None = None) -> None:
+        """Change tau (and s with it) from the next iteration on; what was earned stays. The theorem then speaks of each
+        iteration's own tau and s.
+        """
+        assert token_budget_tokens >= 1, token_budget_tokens
+        self.token_budget_tokens = token_budget_tokens
+        self.min_share_tokens = min_share_tokens(token_budget_tokens) if min_share is None else min_share
+        assert 0 <= self.min_share_tokens <= token_budget_tokens, self.min_share_tokens
 
     @property
     def deficit_tokens(self) -> int:

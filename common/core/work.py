@@ -48,7 +48,12 @@ class RequestSpec:
     @property
     def canvas_tokens(self) -> int:
         """Prompt plus generated positions, the latter rounded up to whole blocks."""
-        return len(self.prompt_token_ids) + self.blocks * self.block_length_tokens
+        return len(self.prompt_token_ids) + self.generated_tokens()
+
+    def generated_tokens(self, max_gen_len_tokens: int = 0) -> int:
+        """Generated positions of the canvas, whole blocks; `max_gen_len_tokens` above 0 fixes them."""
+        length = self.block_length_tokens
+        return -(-max(self.max_tokens, max_gen_len_tokens) // length) * length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,7 @@ class BlockWork:
     """One block of one request, as a worker receives it.
 
     `generated_token_ids` holds every earlier block in full (length = attempt.block * block_length_tokens).
+    `canvas_generated_tokens` is the generated part of the canvas (0: max_tokens rounded up to whole blocks).
     """
 
     attempt: BlockAttempt
@@ -66,11 +72,12 @@ class BlockWork:
     cache_mode: CacheMode
     sampling: SamplingParams
     ignore_eos: bool
+    canvas_generated_tokens: int = 0
 
     @property
     def canvas_tokens(self) -> int:
         """Prompt plus generated positions, the latter rounded up to whole blocks."""
-        blocks = -(-self.max_tokens // self.block_length_tokens)
+        blocks = -(-max(self.max_tokens, self.canvas_generated_tokens) // self.block_length_tokens)
         return len(self.prompt_token_ids) + blocks * self.block_length_tokens
 
     @property
@@ -152,7 +159,11 @@ KvSource = LocalPrefill | RemoteKv | NoKv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationReport:
-    """What a worker says of its newest iteration and of itself; feeds the scheduler's mirrored ledger and status."""
+    """What a worker says of its newest iteration and of itself; feeds the scheduler's mirrored ledger and status.
+
+    `token_budget_tokens` is tau in force after the iteration (0: not said), `token_budget_adapts` whether the worker
+    sets it itself. `decode_gap_s` is the smoothed time between two steps of a decode.
+    """
 
     iteration: int
     duration_s: float
@@ -164,3 +175,6 @@ class IterationReport:
     queued_prefills: int
     queued_prefill_tokens: int
     retained_blocks: int
+    token_budget_tokens: int = 0
+    token_budget_adapts: bool = False
+    decode_gap_s: float = 0.0

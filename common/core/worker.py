@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from common.core.budget_tuner import BudgetTuner
 from common.core.ids import BlockAttempt, Role
 from common.core.kv_retention import KvRetention
 from common.core.page_pool import PagePool
@@ -52,6 +53,7 @@ from common.core.worker_events import (
     WorkerTick,
 )
 from common.core.worker_iteration import NO_ITERATION, Iteration
+from common.core.worker_report import report_of
 from common.core.worker_view import WorkerView
 from common.errors import Reason
 
@@ -67,7 +69,7 @@ class WorkerCore:
         self._blocks = WorkerBlocks()
         self._running: Iteration | None = None
         self._last = NO_ITERATION
-        self._last_duration_s = 0.0
+        self._tuner = BudgetTuner(config)
         self._arrivals = 0
         self._now = 0.0
         self._effects: list[WorkerEffect] = []
@@ -302,6 +304,7 @@ class WorkerCore:
         for head in waiting[admission.admitted : admission.admitted + 1]:
             head.note_page_wait(admission.stop is Stop.MEMORY, self._now)
         if not decodes and not prefills:
+            self._tuner.pause()
             return
         for block in (*decodes, *prefills):
             block.in_forward = True
@@ -320,13 +323,14 @@ class WorkerCore:
         if self._config.role is Role.PREFILL:
             cap_tokens = self._config.max_prefill_tokens_per_batch
             return admit_prefill_batch(max_batch_tokens=cap_tokens, prefill_tokens=prefill_tokens, reserve=reserve)
+        self._tuner.retune(self._budget, decode_tokens=decode_tokens, waiting_tokens=sum(prefill_tokens))
         return self._budget.admit(decode_tokens=decode_tokens, prefill_tokens=prefill_tokens, reserve=reserve)
 
     def _iteration_completed(self, event: IterationCompleted) -> None:
         assert self._running is not None and event.iteration == self._running.number, event.iteration
         assert tuple(attempt for attempt, _ in event.deltas) == self._running.attempts, "outcome of another batch"
         self._last, self._running = self._running, None
-        self._last_duration_s = event.duration_s
+        self._tuner.observe(self._last, duration_s=event.duration_s, now=self._now)
         for attempt, delta in event.deltas:
             block = self._blocks[attempt]
             block.in_forward = False
@@ -379,16 +383,13 @@ class WorkerCore:
         return bool(overdue)
 
     def _report(self) -> IterationReport:
-        return IterationReport(
-            iteration=self._last.number,
-            duration_s=self._last_duration_s,
-            decode_tokens=self._last.decode_tokens,
-            prefill_tokens_admitted=self._last.prefill_tokens,
-            deficit_tokens=self._budget.deficit_tokens,
+        return report_of(
+            role=self._config.role,
+            last=self._last,
+            tuner=self._tuner,
+            budget=self._budget,
+            blocks=self._blocks,
             free_pages=self._pool.free_pages,
-            active_decodes=len(self._blocks.decodes),
-            queued_prefills=len(self._blocks.queued),
-            queued_prefill_tokens=sum(block.work.canvas_tokens for block in self._blocks.queued.values()),
             retained_blocks=len(self._retention.offered),
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from common.core import defaults
 from common.core.cluster import WorkerSpec, WorkerView
-from common.core.ids import BlockAttempt, CallId, WorkerLife
+from common.core.ids import BlockAttempt, CallId, WorkerId, WorkerLife
 from common.core.pages import PageLedger
 from common.core.work import IterationReport
 
@@ -16,24 +16,30 @@ class WorkerAccount:
     """Pages, outstanding prefill tokens and live calls of one worker life, by the scheduler's own tally.
 
     Pages are held by a call (`CallId`) while it runs, then by the attempt (`BlockAttempt`) whose K/V the worker keeps
-    for a decode worker. Reports are stored for display; they never change the tally.
+    for a decode worker. Reports never change the tally. Whenever something changes that placement may look at, the
+    account puts its worker id into `touched`, which its fleet empties.
     """
 
     spec: WorkerSpec
     pages: PageLedger[CallId | BlockAttempt]
+    touched: set[WorkerId]
     draining: bool = False
     report: IterationReport | None = None
     decode_calls: set[CallId] = field(default_factory=set)
     prefill_calls: set[CallId] = field(default_factory=set)
     prefill_tokens: dict[CallId, int] = field(default_factory=dict)
     outstanding_prefill_tokens: int = 0
+    lengths: dict[CallId, int] = field(default_factory=dict)
+    length_sum_tokens: int = 0
+    step_tokens: dict[CallId, int] = field(default_factory=dict)
+    decode_step_tokens: int = 0
     backoff_until_s: float = float("-inf")
     failures_in_a_row: int = 0
 
     @classmethod
-    def open(cls, spec: WorkerSpec) -> WorkerAccount:
+    def open(cls, spec: WorkerSpec, touched: set[WorkerId]) -> WorkerAccount:
         """An account with nothing owed."""
-        return cls(spec=spec, pages=PageLedger(spec.pages_total))
+        return cls(spec=spec, pages=PageLedger(spec.pages_total), touched=touched)
 
     @property
     def life(self) -> WorkerLife:
@@ -51,6 +57,17 @@ class WorkerAccount:
         return len(self.decode_calls)
 
     @property
+    def live_blocks(self) -> int:
+        """Calls of both kinds that have not ended."""
+        return len(self.lengths)
+
+    @property
+    def token_budget_tokens(self) -> int:
+        """tau: what the worker said last (it may adapt), else what it registered."""
+        reported = 0 if self.report is None else self.report.token_budget_tokens
+        return reported or self.spec.token_budget_tokens
+
+    @property
     def calls(self) -> list[CallId]:
         """Live calls, oldest first."""
         return sorted(self.decode_calls | self.prefill_calls)
@@ -60,10 +77,21 @@ class WorkerAccount:
         """Attempts whose K/V this worker keeps, in order."""
         return sorted(holder for holder in self.pages.held if isinstance(holder, BlockAttempt))
 
-    def open_call(self, call_id: CallId, *, canvas_tokens: int, prefills: bool, decodes: bool) -> None:
-        """Reserve what a call needs: the canvas' pages, and its tokens if it runs a prefill."""
+    def open_call(self, call_id: CallId, *, canvas_tokens: int, prefills: bool, decode_step_tokens: int | None) -> None:
+        """Reserve what a call needs: the canvas' pages, and its tokens if it runs a prefill.
+
+        `decode_step_tokens` are the query tokens of one of its decode steps; None: it never decodes.
+        """
+        self.touched.add(self.spec.life.worker_id)
         self.pages.reserve(call_id, self.spec.pages_for(canvas_tokens))
-        (self.decode_calls if decodes else self.prefill_calls).add(call_id)
+        self.lengths[call_id] = canvas_tokens
+        self.length_sum_tokens += canvas_tokens
+        if decode_step_tokens is None:
+            self.prefill_calls.add(call_id)
+        else:
+            self.decode_calls.add(call_id)
+            self.step_tokens[call_id] = decode_step_tokens
+            self.decode_step_tokens += decode_step_tokens
         if prefills:
             self.prefill_tokens[call_id] = canvas_tokens
             self.outstanding_prefill_tokens += canvas_tokens
@@ -74,6 +102,7 @@ class WorkerAccount:
         if tokens is None:
             return False
         self.outstanding_prefill_tokens -= tokens
+        self.touched.add(self.spec.life.worker_id)
         return True
 
     def close_call(self, call_id: CallId) -> None:
@@ -91,11 +120,18 @@ class WorkerAccount:
         if attempt not in self.pages.held:
             return False
         self.pages.release(attempt)
+        self.touched.add(self.spec.life.worker_id)
         return True
 
     def back_off(self, until_s: float) -> None:
         """Give it no new work until then."""
         self.backoff_until_s = max(self.backoff_until_s, until_s)
+        self.touched.add(self.spec.life.worker_id)
+
+    def hear(self, report: IterationReport) -> None:
+        """Its newest report."""
+        self.report = report
+        self.touched.add(self.spec.life.worker_id)
 
     def suspect(self, now: float, *, first_s: float) -> float:
         """A call to it broke: back off, twice as long for each failure in a row. Returns when that ends."""
@@ -117,6 +153,8 @@ class WorkerAccount:
             active_decodes=self.active_decodes,
             draining=self.draining,
             report=self.report,
+            live_blocks=self.live_blocks,
+            length_sum_tokens=self.length_sum_tokens,
         )
 
     def check(self) -> None:
@@ -125,9 +163,14 @@ class WorkerAccount:
         assert self.outstanding_prefill_tokens == sum(self.prefill_tokens.values()), self.life
         calls = {holder for holder in self.pages.held if not isinstance(holder, BlockAttempt)}
         assert calls == self.decode_calls | self.prefill_calls, self.life
-        assert set(self.prefill_tokens) <= calls, self.life
+        assert set(self.prefill_tokens) <= calls and set(self.step_tokens) == self.decode_calls, self.life
+        assert set(self.lengths) == calls and self.length_sum_tokens == sum(self.lengths.values()), self.life
+        assert self.decode_step_tokens == sum(self.step_tokens.values()), self.life
 
     def _forget_call(self, call_id: CallId) -> None:
         self.prefill_done(call_id)
+        self.touched.add(self.spec.life.worker_id)
+        self.length_sum_tokens -= self.lengths.pop(call_id)
+        self.decode_step_tokens -= self.step_tokens.pop(call_id, 0)
         self.decode_calls.discard(call_id)
         self.prefill_calls.discard(call_id)

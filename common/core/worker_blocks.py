@@ -36,6 +36,11 @@ class WorkerBlocks:
         """Attempts at that stage, in order of arrival."""
         return tuple(attempt for attempt, block in self._all.items() if block.stage is stage)
 
+    @property
+    def queued_tokens(self) -> int:
+        """Canvas tokens of the prefills that wait."""
+        return sum(block.work.canvas_tokens for block in self.queued.values())
+
     def add(self, block: WorkerBlock) -> None:
         """Take in a new block, at the end of the queue of its stage."""
         assert block.attempt not in self._all, f"{block.attempt} is here already"

@@ -62,7 +62,7 @@ def fit(steps: Sequence[MeasuredStep], *, option: str) -> Calibration:
         full = [0.0, 0.0, 0.0]
         for index, price in zip(kept, prices, strict=True):
             full[index] = price
-        error = sum((math.fsum(p * x for p, x in zip(full, row, strict=True)) - t) ** 2 for row, t in zip(rows, times_s, strict=True))
+        error = math.fsum((_dot(full, row) - time_s) ** 2 for row, time_s in zip(rows, times_s, strict=True))
         if best is None or error < best[0]:
             best = error, full
     if best is None or not any(best[1]):
@@ -87,6 +87,10 @@ def _step(entry: Any, where: str) -> MeasuredStep:
     if min(step.prefill_tokens, step.decode_tokens) < 0 or not 0 < step.seconds < math.inf:
         raise ConfigError(f"{where}: tokens must be 0 or more, seconds above 0")
     return step
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(left, right, strict=True))
 
 
 def _subsets(columns: int) -> list[tuple[int, ...]]:

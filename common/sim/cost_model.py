@@ -1,4 +1,4 @@
-"""How long a forward takes: a roofline from the model's shape and the machine's rates, or a line fitted to measurements."""
+"""How long a forward takes: a roofline from a model's shape and a machine's rates, or a line fitted to measurements."""
 
 from __future__ import annotations
 

@@ -42,6 +42,18 @@ class ByteStream:
         """Close the socket; what is already in the kernel still leaves."""
         self._sock.close()
 
+    @property
+    def silent(self) -> bool:
+        """Whether the peer neither closed its side nor sent anything that was not received yet."""
+        try:
+            with peer_faults():
+                self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except WireError:
+            return False
+        return False
+
     async def receive(self, decoder: FrameDecoder) -> ControlMessage | DataFrame:
         """Next whole frame. Raises `WireError`: PEER_LOST at the end of the stream, or what the decoder finds."""
         while True:

@@ -8,10 +8,12 @@ from common.errors import ConfigError
 from common.transport.base import KvTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
+from common.transport.ucx import UcxTransport
 
 _INPROC_NETWORK = InprocNetwork()
 _MAKERS: dict[str, Callable[[], KvTransport]] = {
     "tcp": TcpTransport,
+    "ucx": UcxTransport,
     "inproc": lambda: InprocTransport(_INPROC_NETWORK),
 }
 TRANSPORT_NAMES = tuple(_MAKERS)

@@ -2,7 +2,7 @@
 
 Every frame is a 36-byte little-endian header and `length` payload bytes:
 
-    magic "SGKV" | version u8 | kind u8 | zero u16 | layer u32 | offset u64 | length u64 | payload crc32 | header crc32
+    magic "SGKV" | version u8 | kind u8 | zero u16 | layer u32 | offset u64 | length u64 | payload checksum | header crc32
 
 `layer` and `offset` are zero but for DATA, whose payload is bytes [offset, offset + length) of that layer. The header
 has a checksum of its own, so a damaged length is found before it is believed; and no length is believed beyond what
@@ -19,14 +19,17 @@ from dataclasses import dataclass
 from common.errors import Reason, WireError
 from common.transport.base import KvSink
 from common.transport.byte_run import MAX_VIEWS_PER_CALL, ByteRun
+from common.transport.checksum import payload_checksum
 from common.transport.messages import (
     MAX_CONTROL_BYTES,
     Accept,
     Ack,
     ControlMessage,
+    Delivered,
     MalformedFrame,
     ReadRequest,
     Refusal,
+    UcxPeer,
 )
 
 WIRE_VERSION = 1
@@ -47,6 +50,8 @@ class FrameKind(enum.IntEnum):
     DATA = 3
     REFUSAL = 4
     ACK = 5
+    PEER = 6
+    DELIVERED = 7
 
 
 _MESSAGES: dict[FrameKind, type[ControlMessage]] = {
@@ -54,6 +59,8 @@ _MESSAGES: dict[FrameKind, type[ControlMessage]] = {
     FrameKind.ACCEPT: Accept,
     FrameKind.REFUSAL: Refusal,
     FrameKind.ACK: Ack,
+    FrameKind.PEER: UcxPeer,
+    FrameKind.DELIVERED: Delivered,
 }
 _KIND_NUMBERS = frozenset(map(int, FrameKind))
 _KINDS = {message: kind for kind, message in _MESSAGES.items()}
@@ -71,16 +78,16 @@ class DataFrame:
 def encode_control(message: ControlMessage) -> bytes:
     """Whole frame of a control message."""
     payload = message.encode()
-    return _header(_KINDS[type(message)], 0, 0, len(payload), zlib.crc32(payload)) + payload
+    return _header(_KINDS[type(message)], 0, 0, len(payload), payload_checksum(payload)) + payload
 
 
-def encode_data_header(frame: DataFrame, payload_crc: int) -> bytes:
+def encode_data_header(frame: DataFrame, payload_sum: int) -> bytes:
     """Header of a data frame, whose payload the caller sends right after it."""
-    return _header(FrameKind.DATA, frame.layer, frame.offset_bytes, frame.length_bytes, payload_crc)
+    return _header(FrameKind.DATA, frame.layer, frame.offset_bytes, frame.length_bytes, payload_sum)
 
 
-def _header(kind: FrameKind, layer: int, offset_bytes: int, length_bytes: int, payload_crc: int) -> bytes:
-    head = _HEADER.pack(_MAGIC, WIRE_VERSION, kind, 0, layer, offset_bytes, length_bytes, payload_crc)
+def _header(kind: FrameKind, layer: int, offset_bytes: int, length_bytes: int, payload_sum: int) -> bytes:
+    head = _HEADER.pack(_MAGIC, WIRE_VERSION, kind, 0, layer, offset_bytes, length_bytes, payload_sum)
     return head + _HEADER_CRC.pack(zlib.crc32(head))
 
 
@@ -90,11 +97,11 @@ class _Header:
     layer: int
     offset_bytes: int
     length_bytes: int
-    payload_crc: int
+    payload_sum: int
 
 
 def _decode_header(data: bytes) -> _Header:
-    magic, version, kind, zero, layer, offset_bytes, length_bytes, payload_crc = _HEADER.unpack_from(data)
+    magic, version, kind, zero, layer, offset_bytes, length_bytes, payload_sum = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise MalformedFrame("not a KV frame")
     if version != WIRE_VERSION:
@@ -103,7 +110,7 @@ def _decode_header(data: bytes) -> _Header:
         raise WireError(Reason.KV_CHECKSUM, "KV frame header is damaged")
     if zero or kind not in _KIND_NUMBERS:
         raise MalformedFrame(f"unknown kind {kind}")
-    return _Header(FrameKind(kind), layer, offset_bytes, length_bytes, payload_crc)
+    return _Header(FrameKind(kind), layer, offset_bytes, length_bytes, payload_sum)
 
 
 class SinkCursor:
@@ -201,7 +208,7 @@ class FrameDecoder:
         self._run, self._start_bytes, self._wanted_bytes, self._filled_bytes = run, start_bytes, wanted_bytes, 0
 
     def _finish(self, header: _Header) -> ControlMessage | DataFrame:
-        if self._run.checksum(self._start_bytes, header.length_bytes) != header.payload_crc:
+        if self._run.checksum(self._start_bytes, header.length_bytes) != header.payload_sum:
             raise WireError(Reason.KV_CHECKSUM, f"KV {header.kind.name} payload does not match its checksum")
         run = self._run
         self._await_header()

@@ -1,7 +1,8 @@
 """The small control messages of a KV read, and their payloads on the wire.
 
 A reader sends `ReadRequest`; the owner answers `Accept` and then data, or `Refusal` (also between data frames); the
-reader ends with an acknowledgement. Payloads are little-endian structs followed by UTF-8 strings with a 16-bit length:
+reader ends with an acknowledgement. Over UCX both sides first introduce themselves with `UcxPeer`, and the data is replaced
+by a `Delivered` for each piece that UCX has moved. Payloads are little-endian structs followed by UTF-8 strings with a 16-bit length:
 decoding looks at nothing but the bytes given and raises `MalformedFrame` on any surprise.
 """
 
@@ -21,6 +22,8 @@ MAX_CONTROL_BYTES = 16 * 1024
 _REQUEST = struct.Struct("<IIQId")
 _ACCEPT = struct.Struct("<IQ")
 _STRING = struct.Struct("<H")
+_PEER = struct.Struct("<QI")
+_DELIVERED = struct.Struct("<IQQI")
 _MAX_MESSAGE_BYTES = 1024
 
 
@@ -123,7 +126,55 @@ class Ack:
         return cls()
 
 
-ControlMessage = ReadRequest | Accept | Refusal | Ack
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UcxPeer:
+    """How to reach the sender's UCX worker. `first_tag` numbers the pieces of this connection (the reader draws it).
+
+    UCX aborts the process over an address of another format, so `ucx_version` ("1.21") goes first.
+    """
+
+    ucx_version: str
+    worker_address: bytes
+    first_tag: int
+
+    def encode(self) -> bytes:
+        """Payload bytes."""
+        return _PEER.pack(self.first_tag, len(self.worker_address)) + self.worker_address + _pack_string(self.ucx_version)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> UcxPeer:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        first_tag, address_bytes = _unpack(_PEER, payload)
+        end = _PEER.size + address_bytes
+        if address_bytes == 0 or end > len(payload):
+            raise MalformedFrame("no UCX worker address")
+        (ucx_version,) = _unpack_strings(payload[end:], 1)
+        return cls(ucx_version=ucx_version, worker_address=payload[_PEER.size : end], first_tag=first_tag)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """Bytes [offset, offset + length) of a layer lie in the reader's memory, moved by UCX; their checksum."""
+
+    layer: int
+    offset_bytes: int
+    length_bytes: int
+    payload_sum: int
+
+    def encode(self) -> bytes:
+        """Payload bytes."""
+        return _DELIVERED.pack(self.layer, self.offset_bytes, self.length_bytes, self.payload_sum)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Delivered:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        layer, offset_bytes, length_bytes, payload_sum = _unpack(_DELIVERED, payload)
+        if len(payload) != _DELIVERED.size:
+            raise MalformedFrame("trailing bytes")
+        return cls(layer=layer, offset_bytes=offset_bytes, length_bytes=length_bytes, payload_sum=payload_sum)
+
+
+ControlMessage = ReadRequest | Accept | Refusal | Ack | UcxPeer | Delivered
 
 
 def _pack_string(text: str) -> bytes:

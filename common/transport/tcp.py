@@ -1,128 +1,27 @@
-"""KV transport over plain TCP: one connection per read, bytes from pool to socket to pool without a copy in between.
+"""KV transport over plain TCP: one connection per read, bytes from pool to socket to pool.
 
-The kernel's loopback or network path does the rest: gathers from the owner's pages (`sendmsg`), scatters into the
-reader's (`recvmsg_into`), a checksum per `MAX_DATA_BYTES`. Everything runs on the event loop in turns of at most that
-many bytes, so a transfer never holds up a health check.
+The kernel's loopback or network path does the rest. Everything runs on the event loop in turns of at most
+`MAX_DATA_BYTES`, each with a checksum of its own, so a transfer never holds up a health check.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import socket
-
-from common.core.ids import WorkerLife
 from common.core.work import KvHandle
-from common.transport.address import join, resolve
-from common.transport.base import FetchStats, KvProvider, KvReadRequest, KvSink
+from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
-from common.transport.fetches import FetchTable
 from common.transport.messages import ReadRequest
-from common.transport.tcp_owner import OwnerLimits, serve_read
+from common.transport.socket_transport import SocketTransport
+from common.transport.tcp_owner import serve_read
 from common.transport.tcp_reader import read_into
 
-_log = logging.getLogger(__name__)
-_BACKLOG = 512
-_ACCEPT_PAUSE_S = 0.1
 
-
-class TcpTransport:
-    """`KvTransport` over TCP. Made inside the event loop that uses it.
-
-    `connect_timeout_s`, `handshake_timeout_s`, `stall_timeout_s` and `read_timeout_s` (seconds) bound a peer's silence
-    while connecting, before its request, without progress, and a whole read; `max_reads` bounds connections served at
-    once.
-    """
+class TcpTransport(SocketTransport):
+    """`KvTransport` over TCP; see `SocketTransport` for the limits."""
 
     name = "tcp"
 
-    def __init__(
-        self,
-        *,
-        connect_timeout_s: float = 5.0,
-        handshake_timeout_s: float = 5.0,
-        stall_timeout_s: float = 10.0,
-        read_timeout_s: float = 600.0,
-        max_reads: int = 1024,
-    ) -> None:
-        self._connect_timeout_s = connect_timeout_s
-        self._limits = OwnerLimits(
-            handshake_timeout_s=handshake_timeout_s, stall_timeout_s=stall_timeout_s, read_timeout_s=read_timeout_s
-        )
-        self._max_reads = max_reads
-        self._fetches = FetchTable()
-        self._server: asyncio.Task[None] | None = None
-        self._reads = 0
-        self._closed = False
+    async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
+        await serve_read(stream, provider, self._limits)
 
-    async def listen(self, host: str, provider: KvProvider) -> str:
-        """See `KvTransport.listen`. Raises `OSError` when `host` is not this machine's."""
-        assert self._server is None and not self._closed, "one listener per transport"
-        family, target = await resolve(join(host, 0))
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setblocking(False)
-            listener.bind(target)
-            listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
-        self._server = asyncio.create_task(self._accept_loop(listener, provider), name="kv-tcp-accept")
-        return join(host, listener.getsockname()[1])
-
-    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float) -> FetchStats:
-        """See `KvTransport.fetch`."""
-        request = ReadRequest(
-            read=KvReadRequest(
-                attempt=handle.attempt,
-                owner=handle.owner,
-                layout_fingerprint=handle.layout_fingerprint,
-                pages=handle.pages,
-            ),
-            timeout_s=timeout_s,
-        )
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        read = read_into(sink, handle.address, request, connect_timeout_s=min(self._connect_timeout_s, timeout_s))
-        received_bytes = await self._fetches.run(handle.owner, read, timeout_s)
-        return FetchStats(transfer_s=loop.time() - started_s, transfer_bytes=received_bytes)
-
-    async def close_peer(self, life: WorkerLife) -> None:
-        """See `KvTransport.close_peer`."""
-        await self._fetches.end(life, f"worker {life.worker_id} is lost")
-
-    async def aclose(self) -> None:
-        """See `KvTransport.aclose`."""
-        self._closed = True
-        if self._server is not None:
-            self._server.cancel()
-            await asyncio.wait([self._server])
-        await self._fetches.close()
-
-    async def _accept_loop(self, listener: socket.socket, provider: KvProvider) -> None:
-        """Owns the listener and every read it leads to: cancelling this task ends them all."""
-        loop = asyncio.get_running_loop()
-        with listener:
-            async with asyncio.TaskGroup() as reads:
-                while True:
-                    try:
-                        sock, _ = await loop.sock_accept(listener)
-                    except OSError as error:
-                        # Out of descriptors, or the peer left the queue: neither is a reason to stop serving.
-                        _log.warning("KV accept failed: %s", error)
-                        await asyncio.sleep(_ACCEPT_PAUSE_S)
-                        continue
-                    if self._reads >= self._max_reads:
-                        sock.close()
-                        continue
-                    self._reads += 1
-                    reads.create_task(self._serve(sock, provider))
-
-    async def _serve(self, sock: socket.socket, provider: KvProvider) -> None:
-        try:
-            with sock:
-                await serve_read(ByteStream(sock), provider, self._limits)
-        except OSError as error:
-            _log.info("KV connection ended before it was set up: %s", error)
-        finally:
-            self._reads -= 1
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> int:
+        return await read_into(sink, handle.address, request, connect_timeout_s=connect_timeout_s)

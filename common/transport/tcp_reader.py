@@ -20,7 +20,7 @@ async def read_into(sink: KvSink, address: str, request: ReadRequest, *, connect
     Raises `WireError` as `KvTransport.fetch` does, its timeout excepted: the caller bounds the whole.
     """
     payload = encode_control(request)
-    stream = await _connect(address, connect_timeout_s)
+    stream = await connect(address, connect_timeout_s)
     try:
         await _say(stream, payload)
         decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.DATA, FrameKind.REFUSAL}))
@@ -54,7 +54,8 @@ async def _say(stream: ByteStream, frame: bytes) -> None:
     await stream.send([memoryview(frame)], stall_timeout_s=None)
 
 
-async def _connect(address: str, timeout_s: float) -> ByteStream:
+async def connect(address: str, timeout_s: float) -> ByteStream:
+    """A stream to `address`; raises `WireError` PEER_LOST when there is none within `timeout_s` seconds."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):

@@ -32,7 +32,6 @@ def _routing_host(address: str) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(
-            f"--scheduler-address: no route to {address} ({error.strerror}); --advertise-host may name this worker"
-        ) from None
+    except (OSError, UnicodeError) as error:
+        problem = f"no route to {address} ({error}); --advertise-host may name this worker instead"
+        raise ConfigError(f"--scheduler-address: {problem}") from None

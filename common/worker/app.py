@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from common.clock import Clock, MonotonicClock
 from common.config import WorkerConfig
+from common.config_values import AUTO, tokens_or
 from common.core.cluster import WorkerSpec
-from common.core.defaults import DEFAULT_KV_PAGE_WAIT_S
+from common.core.defaults import DEFAULT_KV_PAGE_WAIT_S, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import BlockAttempt, Role, WorkerId, WorkerLife
 from common.core.worker import WorkerCore
 from common.core.worker_config import WorkerCoreConfig
@@ -218,8 +219,10 @@ class WorkerApp:
             pages_total=self._engine.pool.num_pages,
             page_size_tokens=layout.page_size_tokens,
             max_canvas_tokens=self._engine.config.max_canvas_tokens,
-            token_budget_tokens=config.token_budget,
+            token_budget_tokens=tokens_or(config.token_budget, DEFAULT_TOKEN_BUDGET_TOKENS),
             max_batch_size=config.max_batch_size,
+            max_prefill_tokens_per_batch=config.max_prefill_tokens_per_batch,
+            fast_link_domain=config.fast_link_domain,
         )
 
     async def on_registered(self) -> None:
@@ -302,7 +305,9 @@ def _core_config(role: Role, config: WorkerConfig, engine: Engine) -> WorkerCore
         role=role,
         pages_total=engine.pool.num_pages,
         page_size_tokens=engine.layout.page_size_tokens,
-        token_budget_tokens=config.token_budget,
+        token_budget_tokens=tokens_or(config.token_budget, DEFAULT_TOKEN_BUDGET_TOKENS),
+        token_budget_adapts=config.token_budget == AUTO,
+        target_decode_gap_s=config.target_decode_gap,
         max_prefill_tokens_per_batch=config.max_prefill_tokens_per_batch,
         max_batch_size=config.max_batch_size,
         kv_lease_s=config.kv_lease_s,

@@ -6,6 +6,7 @@ import bisect
 import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Protocol
@@ -123,4 +124,9 @@ def _whole(tokens: float) -> int:
     return int(tokens)
 
 
-_PARSERS = {"fixed": _fixed, "uniform": _uniform, "zipf": _zipf, "lognormal": _lognormal}
+_PARSERS: dict[str, Callable[..., Lengths]] = {
+    "fixed": _fixed,
+    "uniform": _uniform,
+    "zipf": _zipf,
+    "lognormal": _lognormal,
+}

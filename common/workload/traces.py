@@ -16,7 +16,14 @@ from pathlib import Path
 from common.errors import ConfigError
 
 ARRIVAL_COLUMNS = ("TIMESTAMP", "arrival_time", "arrived_at", "arrival_s", "arrival")
-PROMPT_COLUMNS = ("prompt_len", "ContextTokens", "prompt_tokens", "num_prefill_tokens", "Request tokens", "input_length")
+PROMPT_COLUMNS = (
+    "prompt_len",
+    "ContextTokens",
+    "prompt_tokens",
+    "num_prefill_tokens",
+    "Request tokens",
+    "input_length",
+)
 OUTPUT_COLUMNS = (
     *("gen_len", "GeneratedTokens", "output_tokens", "num_decode_tokens", "Response tokens", "output_length"),
 )
@@ -60,7 +67,9 @@ def _read(lines: Iterator[list[str]], path: Path, option: str) -> list[TraceRow]
             )
         except (IndexError, ValueError):
             where = f"{option}: {path}, row {number}"
-            raise ConfigError(f"{where}: needs a time, and whole numbers of tokens of at least 1, in its columns") from None
+            raise ConfigError(
+                f"{where}: needs a time, and whole numbers of tokens of at least 1, in its columns"
+            ) from None
     if not rows:
         raise ConfigError(f"{option}: {path} holds no requests")
     return sorted(rows, key=lambda row: row.arrival_s or 0.0)
@@ -70,7 +79,9 @@ def _require(header: Sequence[str], names: Sequence[str], what: str, path: Path,
     index = _find(header, names)
     if index is None:
         found = ", ".join(header) or "none"
-        raise ConfigError(f"{option}: {path} has no column for the {what}; allowed: {', '.join(names)} (found: {found})")
+        raise ConfigError(
+            f"{option}: {path} has no column for the {what}; allowed: {', '.join(names)} (found: {found})"
+        )
     return index
 
 

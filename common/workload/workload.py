@@ -48,7 +48,7 @@ NAMED_LENGTHS: dict[str, LengthModel] = {
         prompt=LognormalLengths(2827, 3923), output=LognormalLengths(890, 1623), max_total_tokens=4096
     ),
 }
-"""Medians and 99th percentiles as the paper's table has them (arXiv 2607.04206); sums cut at 4096 as its trace script."""
+"""Medians and 99th percentiles of the paper's table (arXiv 2607.04206); sums cut at 4096 as in its trace script."""
 
 
 def scaled(model: LengthModel, output_scale: float) -> LengthModel:

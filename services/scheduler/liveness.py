@@ -87,18 +87,13 @@ class Liveness:
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._lives: dict[WorkerLife, _Life] = {}
-        self._newest: dict[WorkerId, int] = {}
 
     def register(self, life: WorkerLife, now: float) -> None:
-        """A life says it is ready; idempotent while it lives. Raises STALE_INCARNATION when it has ended already."""
-        newest = self._newest.get(life.worker_id, -1)
+        """A life says it is ready; idempotent while it lives."""
         if life in self._lives:
             self._lives[life].heard_s = now
-            return
-        if life.incarnation <= newest:
-            raise stale(life)
-        self._newest[life.worker_id] = life.incarnation
-        self._lives[life] = _Life(life, now)
+        else:
+            self._lives[life] = _Life(life, now)
 
     def attach(self, life: WorkerLife, now: float) -> HeartbeatStream:
         """A heartbeat stream for this life; an older one of the same life ends. Raises STALE_INCARNATION."""

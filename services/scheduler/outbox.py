@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator
 
 from common.core.effects import FailRequest, FinishRequest, PublishBlock, PublishStep
@@ -16,11 +17,13 @@ Published = PublishStep | PublishBlock | FinishRequest | FailRequest
 class RequestOutbox:
     """A queue from the core to one client. Deltas never repeat, so a canvas bounds its length; no back-pressure.
 
-    One reader iterates; the last item it gets is FinishRequest, or the iteration raises WireError.
+    One reader iterates; the last item it gets is FinishRequest, or the iteration raises WireError. `context` is the
+    caller's: calls made for the request run in it and so belong to its trace.
     """
 
     def __init__(self, request_id: RequestId) -> None:
         self.request_id = request_id
+        self.context = contextvars.copy_context()
         self._items: asyncio.Queue[Published | WireError] = asyncio.Queue()
 
     def put(self, item: Published) -> None:

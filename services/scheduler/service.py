@@ -6,6 +6,8 @@ import asyncio
 
 from common.clock import MonotonicClock
 from common.config import SchedulerServiceConfig
+from common.config_values import AUTO, parse_tenant_weights, tokens_or
+from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS
 from common.core.scheduler import SchedulerCore
 from common.core.scheduler_config import SchedulerConfig
 from common.errors import Reason, WireError
@@ -56,10 +58,25 @@ async def serve(config: SchedulerServiceConfig, stop: asyncio.Event) -> None:
 
 def core_config(config: SchedulerServiceConfig) -> SchedulerConfig:
     """The core's part of the service's settings."""
+    adapts = config.overload_threshold == AUTO
     return SchedulerConfig(
         mode=config.mode,
-        overload_threshold_tokens=config.overload_threshold,
+        overload_threshold_tokens=tokens_or(config.overload_threshold, DEFAULT_OVERLOAD_THRESHOLD_TOKENS),
+        overload_threshold_adapts=adapts,
         overflow_enabled=config.overflow,
+        prefill_policy=config.prefill_policy,
+        decode_policy=config.decode_policy,
+        colocated_policy=config.colocated_policy,
+        topology_alpha=config.topology_alpha,
+        length_slack=config.length_slack,
+        sticky_workers=config.sticky_workers,
+        queue_order=config.queue_order,
+        dispatch=config.dispatch,
+        dispatch_ahead=config.dispatch_ahead,
+        max_gen_len_tokens=config.max_gen_len,
+        tenant_quantum_tokens=config.tenant_quantum,
+        tenant_weights=parse_tenant_weights(config.tenant_weights),
+        max_queue_wait_s=config.max_queue_wait,
         max_attempts=config.max_attempts,
         max_queued_requests=config.max_queued_requests,
     )

@@ -48,7 +48,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.ScheduleResponse]:
         """Run one request; its end, however it comes, ends the request in the core too."""
         spec = request_spec_from_proto(request, deadline_s=child_timeout_s(context))
-        ahead = self._shell.view.queued_blocks
+        ahead = self._shell.queued_blocks
         outbox = self._shell.submit(spec)
         try:
             yield scheduler_pb2.ScheduleResponse(queued=scheduler_pb2.ScheduleQueued(ahead=ahead))
@@ -74,10 +74,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = await anext(request_iterator, None)
         if first is None:
             return
+        self._shell.check_serving()
         life = worker_life_from_proto(first.life)
         stream = self._liveness.attach(life, self._clock.now())
-        self._heed(stream, first)
-        listening = self._shell.spawn(self._listen(stream, request_iterator))
+        listening = self._shell.spawn(self._listen(stream, first, request_iterator))
         try:
             async for orders in stream:
                 yield _orders_to_proto(orders)
@@ -99,10 +99,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._shell.drain(self._liveness.life_of(WorkerId(request.worker_id)), order=True)
         return scheduler_pb2.DrainWorkerResponse()
 
-    async def _listen(self, stream: HeartbeatStream, requests: AsyncIterator[scheduler_pb2.HeartbeatRequest]) -> None:
+    async def _listen(
+        self,
+        stream: HeartbeatStream,
+        first: scheduler_pb2.HeartbeatRequest,
+        others: AsyncIterator[scheduler_pb2.HeartbeatRequest],
+    ) -> None:
         """Read reports until the worker ends its side; then, or on a malformed message, end the stream."""
         try:
-            async for request in requests:
+            self._heed(stream, first)
+            async for request in others:
                 self._heed(stream, request)
         except WireError as error:
             stream.close(error)

@@ -8,6 +8,7 @@ A bug in the core ends `run`, and with it the process: half-applied state is nev
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -42,7 +43,7 @@ from common.core.scheduler import SchedulerCore
 from common.core.work import RequestSpec
 from common.errors import Reason, WireError
 from services.scheduler.fencing import RegistryFencer
-from services.scheduler.liveness import Liveness
+from services.scheduler.liveness import Liveness, stale
 from services.scheduler.outbox import RequestOutbox
 from services.scheduler.worker_calls import CallOutcome, WorkerCalls
 
@@ -82,7 +83,7 @@ class SchedulerShell:
         """Own all tasks until `stop`; raises what a bug in the core or in a task raised."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            background = [tasks.create_task(self._fencer.run()), tasks.create_task(self._watch_silence())]
+            background = [tasks.create_task(self._fencer.run()), tasks.create_task(self._watch())]
             try:
                 await self._ended
             finally:
@@ -107,9 +108,14 @@ class SchedulerShell:
         """The core's present state, for people and tests."""
         return self._core.view()
 
+    @property
+    def queued_blocks(self) -> int:
+        """Blocks that wait for a prefill."""
+        return self._core.queued_blocks
+
     def submit(self, spec: RequestSpec) -> RequestOutbox:
         """Take a request on. Raises WireError, with nothing changed, when the core refuses it."""
-        self._check_serving()
+        self.check_serving()
         outbox = RequestOutbox(spec.request_id)
         effects = self._handle(RequestSubmitted(spec=spec))
         self._outboxes[spec.request_id] = outbox
@@ -124,10 +130,13 @@ class SchedulerShell:
 
     def register(self, worker: WorkerSpec) -> None:
         """A worker life is ready for work. Raises STALE_INCARNATION when that life has ended."""
-        self._check_serving()
+        self.check_serving()
         self._liveness.register(worker.life, self._clock.now())
         self._worker_calls.connect(worker)
         self.apply(WorkerRegistered(worker=worker))
+        if not self._core.is_live(worker.life):
+            self._end_life(worker.life)
+            raise stale(worker.life)
 
     def lose(self, life: WorkerLife, why: str) -> None:
         """A worker life is over; idempotent."""
@@ -147,12 +156,15 @@ class SchedulerShell:
         if not self._stopping:
             self._carry_out(self._handle(event))
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task owned by `run`: its exceptions end the process."""
+    def spawn(
+        self, coroutine: Coroutine[Any, Any, None], *, context: contextvars.Context | None = None
+    ) -> asyncio.Task[None]:
+        """A task owned by `run`: its exceptions end the process. `context` None: the caller's."""
         assert self._tasks is not None, "the shell is not running"
-        return self._tasks.create_task(coroutine)
+        return self._tasks.create_task(coroutine, context=context)
 
-    def _check_serving(self) -> None:
+    def check_serving(self) -> None:
+        """Raise SCHEDULER_UNAVAILABLE before `run` and from `stop` on."""
         if self._tasks is None or self._stopping:
             raise WireError(Reason.SCHEDULER_UNAVAILABLE, "the scheduler is starting or stopping; try again")
 
@@ -191,15 +203,16 @@ class SchedulerShell:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.apply, Tick())
 
     def _call_prefill(self, effect: CallPrefill) -> None:
-        self._start_call(effect.call_id, self._worker_calls.prefill(effect))
+        self._start_call(effect, self._worker_calls.prefill(effect))
 
     def _call_decode(self, effect: CallDecode) -> None:
-        self._start_call(effect.call_id, self._worker_calls.decode(effect))
+        self._start_call(effect, self._worker_calls.decode(effect))
 
-    def _start_call(self, call_id: CallId, outcomes: AsyncGenerator[CallOutcome, None]) -> None:
-        task = self.spawn(self._follow(outcomes))
-        self._calls[call_id] = task
-        task.add_done_callback(lambda done: self._forget_call(call_id))
+    def _start_call(self, effect: CallPrefill | CallDecode, outcomes: AsyncGenerator[CallOutcome, None]) -> None:
+        outbox = self._outboxes.get(effect.work.attempt.request_id)
+        task = self.spawn(self._follow(outcomes), context=None if outbox is None else outbox.context)
+        self._calls[effect.call_id] = task
+        task.add_done_callback(lambda done: self._forget_call(effect.call_id))
 
     def _forget_call(self, call_id: CallId) -> None:
         self._calls.pop(call_id, None)
@@ -235,8 +248,11 @@ class SchedulerShell:
         if outbox is not None:
             outbox.put(effect)
 
-    async def _watch_silence(self) -> None:
+    async def _watch(self) -> None:
+        """Report silent workers lost; and while nothing runs, have the core prove that it owes nothing."""
         while True:
             await self._clock.sleep(self._liveness.timeout_s / 4)
             for life in self._liveness.silent(self._clock.now()):
                 self.lose(life, f"silent for more than {self._liveness.timeout_s:g} s")
+            if not self._outboxes and not self._calls:
+                self._core.check_conservation()

@@ -21,6 +21,7 @@ from common.rpc.convert import (
     step_delta_from_proto,
 )
 from common.rpc.status import wire_error
+from common.telemetry import trace_metadata
 from sangam.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ class WorkerCalls:
         work = block_work_to_proto(effect.work, target_incarnation=effect.target.incarnation)
         stub = prefill_pb2_grpc.PrefillServiceStub(channel)
         try:
-            response = await stub.Prefill(prefill_pb2.PrefillRequest(work=work), timeout=effect.deadline_s)
+            request = prefill_pb2.PrefillRequest(work=work)
+            response = await stub.Prefill(request, timeout=effect.deadline_s, metadata=trace_metadata())
             yield _prefill_outcome(effect.call_id, response)
         except grpc.aio.AioRpcError as error:
             yield _failed(effect, wire_error(error))
@@ -79,7 +81,7 @@ class WorkerCalls:
         work = block_work_to_proto(effect.work, target_incarnation=effect.target.incarnation)
         request = decode_pb2.DecodeRequest(work=work)
         kv_source_to_proto(effect.source, request)
-        call = stub.Decode(request, timeout=effect.deadline_s)
+        call = stub.Decode(request, timeout=effect.deadline_s, metadata=trace_metadata())
         try:
             async for response in call:
                 outcome = _decode_outcome(effect.call_id, response)

@@ -160,6 +160,20 @@ def test_killed_up_leaves_no_process(tmp_path: Path, model_dir: Path) -> None:
         until(lambda: processes_of(up.run_dir) == [])
 
 
+def test_second_interrupt_ends_at_once_and_leaves_no_process(tmp_path: Path, model_dir: Path) -> None:
+    with sangam_up(tmp_path, "--model", str(model_dir), "--mode", "colocated") as up:
+        up.await_banner()
+        # Processes that cannot even take the polite signal.
+        for pid in processes_of(up.run_dir):
+            os.kill(pid, signal.SIGSTOP)
+        up.process.send_signal(signal.SIGINT)
+        until(lambda: "stopping" in up.words())
+        code, words = up.interrupt()
+        assert code == 0
+        assert "Traceback" not in words and "killing it" not in words
+        until(lambda: processes_of(up.run_dir) == [])
+
+
 def test_interrupted_while_starting_leaves_no_process(tmp_path: Path, model_dir: Path) -> None:
     with sangam_up(tmp_path, "--model", str(model_dir)) as up:
         until(lambda: processes_of(up.run_dir))

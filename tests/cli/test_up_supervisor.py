@@ -62,12 +62,12 @@ async def test_service_that_ends_in_order_is_restarted_unless_it_may_end(tmp_pat
 
 
 async def test_service_that_does_not_start_is_shown_with_its_last_words(tmp_path: Path) -> None:
-    process = kv_store(tmp_path, lambda line: None, "--registry", "stone")
+    process = kv_store(tmp_path, lambda line: None, "--log-level", "loud")
     with pytest.raises(ServiceFailed) as caught:
         await process.start(timeout_s=30)
     text = str(caught.value)
     assert "kv_store ended while starting (exit code 2)" in text
-    assert "sangam kv_store: error: --registry" in text and "stone" in text
+    assert "sangam kv_store: error: --log-level" in text and "loud" in text
     assert str(tmp_path / "kv_store.log") in text
     assert process.pid is None
 

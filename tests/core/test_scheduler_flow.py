@@ -332,7 +332,7 @@ def test_ended_requests_leave_nothing_behind() -> None:
     assert stage.core.view().ended_requests == 300
     assert stage.core.next_wakeup() is None
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if isinstance(thing, Request)]
+    assert not [thing for thing in gc.get_objects() if type(thing) is Request]
 
 
 def test_news_of_strangers_changes_nothing() -> None:

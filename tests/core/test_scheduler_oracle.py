@@ -15,9 +15,10 @@ from common.core.block_flow import BlockFlow
 from common.core.fleet import Fleet
 from common.core.ids import CallId, RequestId, ServingMode
 from common.core.pages import PageLedger
-from common.core.placement import BlockNeed
+from common.core.placement import BlockNeed, Policy
 from common.core.request import Request
 from common.core.request_book import RequestBook
+from common.core.roster import Roster
 from common.core.work import StepDelta
 from common.core.worker_account import WorkerAccount
 from tests.core.paper_cluster import Violation
@@ -159,7 +160,7 @@ def _ignores_the_backlog(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lets_the_smallest_pass(patch: pytest.MonkeyPatch) -> None:
-    def smallest(self: RequestBook) -> Request | None:
+    def smallest(self: RequestBook, now: float) -> Request | None:
         waiting = [request for request in self._requests.values() if request.id in self._prefill_line]
         return min(waiting, key=lambda request: (request.spec.canvas_tokens, request.queue_key), default=None)
 
@@ -190,16 +191,13 @@ def _places_on_draining_workers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _overflows_at_once(patch: pytest.MonkeyPatch) -> None:
-    right = Fleet.prefill_target
+    right = Fleet._pick
 
-    def prefill_target(self: Fleet, need: BlockNeed, *, backlog_tokens: int, now: float) -> WorkerAccount | None:
-        prefillers, self._prefillers = self._prefillers, []
-        try:
-            return right(self, need, backlog_tokens=backlog_tokens, now=now)
-        finally:
-            self._prefillers = prefillers
+    def pick(self: Fleet, policy: Policy, roster: Roster[WorkerAccount], need: BlockNeed) -> WorkerAccount | None:
+        passes_over = roster is self._writers and self._config.overflows
+        return None if passes_over else right(self, policy, roster, need)
 
-    patch.setattr(Fleet, "prefill_target", prefill_target)
+    patch.setattr(Fleet, "_pick", pick)
 
 
 def _newcomers_pass_continuations(patch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,7 @@ def test_demo_checks_every_answer_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_overhead_report_compares_both_sides_request_by_request(tmp_path: Path) -> None:
     done = sangam(tmp_path, "bench-overhead", "--requests", "1")
-    # Whether the figure is met is for an idle machine to say.
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode == 0, done.stderr
     rows = [
         line.split("  ") for line in done.stdout.splitlines() if line.startswith(("  colocated", "  disaggregated"))
     ]

@@ -95,6 +95,9 @@ reports = st.builds(
     queued_prefills=uint32,
     queued_prefill_tokens=uint64,
     retained_blocks=uint32,
+    token_budget_tokens=uint32,
+    token_budget_adapts=st.booleans(),
+    decode_gap_s=durations,
 )
 placements = st.builds(
     BlockPlacement,
@@ -125,6 +128,8 @@ worker_specs = st.builds(
     max_canvas_tokens=positive,
     token_budget_tokens=positive,
     max_batch_size=positive,
+    max_prefill_tokens_per_batch=positive,
+    fast_link_domain=st.text(max_size=8),
 )
 cluster_views = st.builds(
     ClusterView,
@@ -138,6 +143,8 @@ cluster_views = st.builds(
             active_decodes=uint32,
             draining=st.booleans(),
             report=st.none() | reports,
+            live_blocks=uint32,
+            length_sum_tokens=uint64,
         ),
         max_size=3,
     ).map(tuple),
@@ -148,6 +155,7 @@ cluster_views = st.builds(
     ended_requests=uint64,
     overload_threshold_tokens=uint32,
     replay_divergences=uint32,
+    overload_threshold_adapts=st.booleans(),
 )
 
 
@@ -189,6 +197,7 @@ def _block_works(draw):
         cache_mode=draw(st.sampled_from(CacheMode)),
         sampling=draw(sampling_params),
         ignore_eos=draw(st.booleans()),
+        canvas_generated_tokens=draw(uint32),
     )
 
 

@@ -72,7 +72,7 @@ def test_cluster_view_shows_every_worker_and_count(view):
     message = over_the_wire(convert.cluster_view_to_proto(view))
     assert convert.serving_mode_from_proto(message.mode) is view.mode
     counts = ("queued_blocks", "waiting_decode_blocks", "running_requests", "ended_requests")
-    for name in (*counts, "overload_threshold_tokens"):
+    for name in (*counts, "overload_threshold_tokens", "overload_threshold_adapts"):
         assert getattr(message, name) == getattr(view, name)
     assert len(message.workers) == len(view.workers)
     for state, worker in zip(message.workers, view.workers, strict=True):
@@ -80,7 +80,8 @@ def test_cluster_view_shows_every_worker_and_count(view):
         assert convert.role_from_proto(state.role) is worker.spec.role
         for name in ("address", "pages_total", "token_budget_tokens"):
             assert getattr(state, name) == getattr(worker.spec, name)
-        for name in ("pages_free", "outstanding_prefill_tokens", "active_decodes", "draining"):
+        ledger = ("pages_free", "outstanding_prefill_tokens", "active_decodes", "live_blocks", "length_sum_tokens")
+        for name in (*ledger, "draining"):
             assert getattr(state, name) == getattr(worker, name)
         report = convert.iteration_report_from_proto(state.report) if state.HasField("report") else None
         assert report == worker.report

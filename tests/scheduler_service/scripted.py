@@ -56,6 +56,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.works: list[BlockWork] = []
         self.sources: list[str | None] = []
         self.timeouts_s: list[float | None] = []
+        self.trace_parents: list[str] = []
         self.orders: list[scheduler_pb2.HeartbeatResponse] = []
         self.heartbeat_ended_with: grpc.StatusCode | None = None
         self.speaking = True
@@ -146,6 +147,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         work = block_work_from_proto(message)
         self.works.append(work)
         self.timeouts_s.append(context.time_remaining())
+        self.trace_parents.append(dict(context.invocation_metadata()).get("traceparent", ""))
         self.started.set()
         try:
             await self.gate.wait()

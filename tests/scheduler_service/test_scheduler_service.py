@@ -157,6 +157,29 @@ async def test_deadline_ends_the_request_and_travels_to_the_worker(
     await scheduler.until_idle()
 
 
+async def test_calls_belong_to_the_trace_of_their_own_request(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    calls = [
+        collect(scheduler.stub.Schedule(make_request(f"r{digit}"), metadata=[("traceparent", trace_parent(digit))]))
+        for digit in (1, 2, 3)
+    ]
+    await asyncio.gather(*calls)
+    for worker in (prefill, decode):
+        assert len(worker.works) == 9
+        for work, parent in zip(worker.works, worker.trace_parents, strict=True):
+            digit = int(work.attempt.request_id[1:])
+            assert parent.split("-")[1] == trace_parent(digit).split("-")[1]
+
+
+def trace_parent(digit: int) -> str:
+    """A W3C trace parent with a recognizable trace id."""
+    return f"00-{str(digit) * 32}-{str(digit) * 16}-01"
+
+
 async def test_lost_decode_worker_costs_an_attempt_not_the_request(
     start_scheduler: StartScheduler, add_worker: AddWorker
 ) -> None:

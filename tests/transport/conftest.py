@@ -11,6 +11,7 @@ from common.core.work import KvHandle
 from common.transport.base import FetchStats, KvSink, KvTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
+from common.transport.ucx import UcxTransport
 from tests.transport.doubles import MemoryProvider, handle_for
 
 
@@ -35,7 +36,7 @@ def _inproc_maker() -> Callable[[], KvTransport]:
     return lambda: InprocTransport(network)
 
 
-_MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {"inproc": _inproc_maker, "tcp": lambda: TcpTransport}
+_MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {"inproc": _inproc_maker, "tcp": lambda: TcpTransport, "ucx": lambda: UcxTransport}
 
 
 @pytest.fixture(params=sorted(_MAKERS))

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import MAX_DATA_BYTES, FrameDecoder, FrameKind, SinkCursor
-from common.transport.tcp_owner import OwnerLimits, serve_read
+from common.transport.owner_session import OwnerLimits
+from common.transport.tcp_owner import serve_read
 from tests.transport.doubles import MemoryProvider, MemorySink, random_layers
 from tests.transport.wire_peer import data_frame, request_frame
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from common.transport.base import KvReadRequest
+from common.transport.checksum import payload_checksum
 from common.transport.frames import HEADER_BYTES, DataFrame, encode_control, encode_data_header
 from common.transport.messages import Accept, ReadRequest
 from tests.transport.doubles import LAYOUT, OWNER, attempt
@@ -27,7 +27,7 @@ def accept_frame(layers: int, layer_bytes: int) -> bytes:
 
 def data_frame(layer: int, offset_bytes: int, payload: bytes) -> bytes:
     frame = DataFrame(layer=layer, offset_bytes=offset_bytes, length_bytes=len(payload))
-    return encode_data_header(frame, zlib.crc32(payload)) + payload
+    return encode_data_header(frame, payload_checksum(payload)) + payload
 
 
 @contextlib.asynccontextmanager

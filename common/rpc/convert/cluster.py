@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.core.cluster import ClusterView, WorkerSpec, WorkerView
+from common.core.defaults import DEFAULT_MAX_PREFILL_TOKENS_PER_BATCH
 from common.rpc.convert.enums import role_from_proto, role_to_proto, serving_mode_to_proto
 from common.rpc.convert.fields import non_empty, positive, require
 from common.rpc.convert.ids import worker_life_from_proto, worker_life_to_proto
@@ -25,6 +26,8 @@ def worker_spec_to_proto(spec: WorkerSpec) -> scheduler_pb2.RegisterWorkerReques
         max_canvas_tokens=spec.max_canvas_tokens,
         token_budget_tokens=spec.token_budget_tokens,
         max_batch_size=spec.max_batch_size,
+        max_prefill_tokens_per_batch=spec.max_prefill_tokens_per_batch,
+        fast_link_domain=spec.fast_link_domain,
     )
 
 
@@ -43,6 +46,8 @@ def worker_spec_from_proto(message: scheduler_pb2.RegisterWorkerRequest) -> Work
         max_canvas_tokens=positive(message.max_canvas_tokens, "max_canvas_tokens"),
         token_budget_tokens=positive(message.token_budget_tokens, "token_budget_tokens"),
         max_batch_size=positive(message.max_batch_size, "max_batch_size"),
+        max_prefill_tokens_per_batch=message.max_prefill_tokens_per_batch or DEFAULT_MAX_PREFILL_TOKENS_PER_BATCH,
+        fast_link_domain=message.fast_link_domain,
     )
 
 
@@ -58,6 +63,7 @@ def cluster_view_to_proto(view: ClusterView) -> scheduler_pb2.GetClusterStateRes
         overload_threshold_tokens=view.overload_threshold_tokens,
         parked_blocks=view.parked_blocks,
         replay_divergences=view.replay_divergences,
+        overload_threshold_adapts=view.overload_threshold_adapts,
     )
 
 
@@ -73,4 +79,6 @@ def _worker_state(worker: WorkerView) -> scheduler_pb2.WorkerState:
         report=None if worker.report is None else iteration_report_to_proto(worker.report),
         draining=worker.draining,
         token_budget_tokens=worker.spec.token_budget_tokens,
+        live_blocks=worker.live_blocks,
+        length_sum_tokens=worker.length_sum_tokens,
     )

@@ -67,6 +67,9 @@ def iteration_report_to_proto(report: IterationReport) -> types_pb2.IterationRep
         queued_prefills=report.queued_prefills,
         queued_prefill_tokens=report.queued_prefill_tokens,
         retained_blocks=report.retained_blocks,
+        token_budget_tokens=report.token_budget_tokens,
+        token_budget_adapts=report.token_budget_adapts,
+        decode_gap_s=report.decode_gap_s,
     )
 
 
@@ -83,6 +86,9 @@ def iteration_report_from_proto(message: types_pb2.IterationReport, path: str = 
         queued_prefills=message.queued_prefills,
         queued_prefill_tokens=message.queued_prefill_tokens,
         retained_blocks=message.retained_blocks,
+        token_budget_tokens=message.token_budget_tokens,
+        token_budget_adapts=message.token_budget_adapts,
+        decode_gap_s=duration(message.decode_gap_s, join(path, "decode_gap_s")),
     )
 
 

@@ -110,6 +110,7 @@ def block_work_to_proto(work: BlockWork, *, target_incarnation: int) -> types_pb
         cache_mode=cache_mode_to_proto(work.cache_mode),
         sampling=sampling_params_to_proto(work.sampling),
         ignore_eos=work.ignore_eos,
+        canvas_generated_tokens=work.canvas_generated_tokens,
     )
 
 
@@ -131,6 +132,7 @@ def block_work_from_proto(message: types_pb2.BlockWork, path: str = "work") -> B
         cache_mode=cache_mode_from_proto(message.cache_mode, join(path, "cache_mode")),
         sampling=_sampling(message, path),
         ignore_eos=message.ignore_eos,
+        canvas_generated_tokens=message.canvas_generated_tokens,
     )
 
 

@@ -66,7 +66,7 @@ class ScheduleFinished(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("life", "role", "address", "kv_transport", "kv_address", "layout_fingerprint", "model_id", "pages_total", "page_size_tokens", "max_canvas_tokens", "token_budget_tokens", "max_batch_size")
+    __slots__ = ("life", "role", "address", "kv_transport", "kv_address", "layout_fingerprint", "model_id", "pages_total", "page_size_tokens", "max_canvas_tokens", "token_budget_tokens", "max_batch_size", "max_prefill_tokens_per_batch", "fast_link_domain")
     LIFE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,8 @@ class RegisterWorkerRequest(_message.Message):
     MAX_CANVAS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_PREFILL_TOKENS_PER_BATCH_FIELD_NUMBER: _ClassVar[int]
+    FAST_LINK_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     life: _types_pb2.WorkerLife
     role: _types_pb2.WorkerRole
     address: str
@@ -91,7 +93,9 @@ class RegisterWorkerRequest(_message.Message):
     max_canvas_tokens: int
     token_budget_tokens: int
     max_batch_size: int
-    def __init__(self, life: _Optional[_Union[_types_pb2.WorkerLife, _Mapping]] = ..., role: _Optional[_Union[_types_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., kv_transport: _Optional[str] = ..., kv_address: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., model_id: _Optional[str] = ..., pages_total: _Optional[int] = ..., page_size_tokens: _Optional[int] = ..., max_canvas_tokens: _Optional[int] = ..., token_budget_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ...) -> None: ...
+    max_prefill_tokens_per_batch: int
+    fast_link_domain: str
+    def __init__(self, life: _Optional[_Union[_types_pb2.WorkerLife, _Mapping]] = ..., role: _Optional[_Union[_types_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., kv_transport: _Optional[str] = ..., kv_address: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., model_id: _Optional[str] = ..., pages_total: _Optional[int] = ..., page_size_tokens: _Optional[int] = ..., max_canvas_tokens: _Optional[int] = ..., token_budget_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_prefill_tokens_per_batch: _Optional[int] = ..., fast_link_domain: _Optional[str] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
     __slots__ = ("mode", "heartbeat_timeout_ms")
@@ -128,7 +132,7 @@ class GetClusterStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetClusterStateResponse(_message.Message):
-    __slots__ = ("mode", "workers", "queued_blocks", "waiting_decode_blocks", "running_requests", "ended_requests", "overload_threshold_tokens", "parked_blocks", "replay_divergences")
+    __slots__ = ("mode", "workers", "queued_blocks", "waiting_decode_blocks", "running_requests", "ended_requests", "overload_threshold_tokens", "parked_blocks", "replay_divergences", "overload_threshold_adapts")
     MODE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +142,7 @@ class GetClusterStateResponse(_message.Message):
     OVERLOAD_THRESHOLD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARKED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_DIVERGENCES_FIELD_NUMBER: _ClassVar[int]
+    OVERLOAD_THRESHOLD_ADAPTS_FIELD_NUMBER: _ClassVar[int]
     mode: _types_pb2.ServingMode
     workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
     queued_blocks: int
@@ -147,10 +152,11 @@ class GetClusterStateResponse(_message.Message):
     overload_threshold_tokens: int
     parked_blocks: int
     replay_divergences: int
-    def __init__(self, mode: _Optional[_Union[_types_pb2.ServingMode, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., queued_blocks: _Optional[int] = ..., waiting_decode_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ..., ended_requests: _Optional[int] = ..., overload_threshold_tokens: _Optional[int] = ..., parked_blocks: _Optional[int] = ..., replay_divergences: _Optional[int] = ...) -> None: ...
+    overload_threshold_adapts: bool
+    def __init__(self, mode: _Optional[_Union[_types_pb2.ServingMode, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., queued_blocks: _Optional[int] = ..., waiting_decode_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ..., ended_requests: _Optional[int] = ..., overload_threshold_tokens: _Optional[int] = ..., parked_blocks: _Optional[int] = ..., replay_divergences: _Optional[int] = ..., overload_threshold_adapts: _Optional[bool] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("life", "role", "address", "pages_total", "pages_free", "outstanding_prefill_tokens", "active_decodes", "report", "draining", "token_budget_tokens")
+    __slots__ = ("life", "role", "address", "pages_total", "pages_free", "outstanding_prefill_tokens", "active_decodes", "report", "draining", "token_budget_tokens", "live_blocks", "length_sum_tokens")
     LIFE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +167,8 @@ class WorkerState(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_SUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     life: _types_pb2.WorkerLife
     role: _types_pb2.WorkerRole
     address: str
@@ -171,7 +179,9 @@ class WorkerState(_message.Message):
     report: _types_pb2.IterationReport
     draining: bool
     token_budget_tokens: int
-    def __init__(self, life: _Optional[_Union[_types_pb2.WorkerLife, _Mapping]] = ..., role: _Optional[_Union[_types_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., outstanding_prefill_tokens: _Optional[int] = ..., active_decodes: _Optional[int] = ..., report: _Optional[_Union[_types_pb2.IterationReport, _Mapping]] = ..., draining: _Optional[bool] = ..., token_budget_tokens: _Optional[int] = ...) -> None: ...
+    live_blocks: int
+    length_sum_tokens: int
+    def __init__(self, life: _Optional[_Union[_types_pb2.WorkerLife, _Mapping]] = ..., role: _Optional[_Union[_types_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., outstanding_prefill_tokens: _Optional[int] = ..., active_decodes: _Optional[int] = ..., report: _Optional[_Union[_types_pb2.IterationReport, _Mapping]] = ..., draining: _Optional[bool] = ..., token_budget_tokens: _Optional[int] = ..., live_blocks: _Optional[int] = ..., length_sum_tokens: _Optional[int] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
     __slots__ = ("worker_id",)

@@ -98,7 +98,7 @@ class StepDelta(_message.Message):
     def __init__(self, step: _Optional[int] = ..., positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., confidences: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class BlockWork(_message.Message):
-    __slots__ = ("attempt", "target_incarnation", "prompt_token_ids", "generated_token_ids", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos")
+    __slots__ = ("attempt", "target_incarnation", "prompt_token_ids", "generated_token_ids", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "canvas_generated_tokens")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TARGET_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class BlockWork(_message.Message):
     CACHE_MODE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    CANVAS_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     attempt: BlockAttempt
     target_incarnation: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -117,7 +118,8 @@ class BlockWork(_message.Message):
     cache_mode: CacheMode
     sampling: SamplingParams
     ignore_eos: bool
-    def __init__(self, attempt: _Optional[_Union[BlockAttempt, _Mapping]] = ..., target_incarnation: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., generated_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[CacheMode, str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+    canvas_generated_tokens: int
+    def __init__(self, attempt: _Optional[_Union[BlockAttempt, _Mapping]] = ..., target_incarnation: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., generated_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[CacheMode, str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., canvas_generated_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockCompletion(_message.Message):
     __slots__ = ("prefill_forwards", "decode_forwards", "finish_reason")
@@ -150,7 +152,7 @@ class KvHandle(_message.Message):
     def __init__(self, attempt: _Optional[_Union[BlockAttempt, _Mapping]] = ..., owner: _Optional[_Union[WorkerLife, _Mapping]] = ..., transport: _Optional[str] = ..., address: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., canvas_tokens: _Optional[int] = ..., pages: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("iteration", "duration_s", "decode_tokens", "prefill_tokens_admitted", "deficit_tokens", "free_pages", "active_decodes", "queued_prefills", "queued_prefill_tokens", "retained_blocks")
+    __slots__ = ("iteration", "duration_s", "decode_tokens", "prefill_tokens_admitted", "deficit_tokens", "free_pages", "active_decodes", "queued_prefills", "queued_prefill_tokens", "retained_blocks", "token_budget_tokens", "token_budget_adapts", "decode_gap_s")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +163,9 @@ class IterationReport(_message.Message):
     QUEUED_PREFILLS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETAINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BUDGET_ADAPTS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_GAP_S_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     duration_s: float
     decode_tokens: int
@@ -171,7 +176,10 @@ class IterationReport(_message.Message):
     queued_prefills: int
     queued_prefill_tokens: int
     retained_blocks: int
-    def __init__(self, iteration: _Optional[int] = ..., duration_s: _Optional[float] = ..., decode_tokens: _Optional[int] = ..., prefill_tokens_admitted: _Optional[int] = ..., deficit_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., active_decodes: _Optional[int] = ..., queued_prefills: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., retained_blocks: _Optional[int] = ...) -> None: ...
+    token_budget_tokens: int
+    token_budget_adapts: bool
+    decode_gap_s: float
+    def __init__(self, iteration: _Optional[int] = ..., duration_s: _Optional[float] = ..., decode_tokens: _Optional[int] = ..., prefill_tokens_admitted: _Optional[int] = ..., deficit_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., active_decodes: _Optional[int] = ..., queued_prefills: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., retained_blocks: _Optional[int] = ..., token_budget_tokens: _Optional[int] = ..., token_budget_adapts: _Optional[bool] = ..., decode_gap_s: _Optional[float] = ...) -> None: ...
 
 class BlockPlacement(_message.Message):
     __slots__ = ("block", "prefill_worker_id", "decode_worker_id", "overflow", "prefill_forwards", "decode_forwards", "attempts", "queue_s", "prefill_s", "transfer_s", "transfer_bytes", "decode_s")

@@ -1,0 +1,157 @@
+"""The owner's side of one read, whatever carries the payloads: lend the pages, send layer by layer, hear the ack."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from common.errors import Reason, WireError
+from common.transport.base import KvProvider, KvReadLease
+from common.transport.byte_run import ByteRun
+from common.transport.byte_stream import ByteStream
+from common.transport.frames import DataFrame, FrameDecoder, encode_control
+from common.transport.messages import Accept, Ack, ReadRequest, Refusal
+from common.transport.racing import race
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerLimits:
+    """How long an owner bears with a reader: seconds to ask, seconds without progress, seconds for a whole read.
+
+    A reader's own timeout bounds its read too; `read_timeout_s` is for readers that claim an absurd one.
+    """
+
+    handshake_timeout_s: float
+    stall_timeout_s: float
+    read_timeout_s: float
+
+
+class PayloadSender(Protocol):
+    """How the bytes of a layer leave. `run` runs beside everything else until it is cancelled."""
+
+    def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
+        """The layer cut into what one `send` takes, in order."""
+        ...
+
+    async def run(self) -> NoReturn:
+        """Finish what `send` began; raises `WireError` when that fails."""
+        ...
+
+    async def send(self, frame: DataFrame, payload: memoryview, check: Callable[[], None]) -> None:
+        """Begin to send one piece, calling `check` right before; `payload` may be read until `settle` says not."""
+        ...
+
+    async def settle(self, layer: int) -> None:
+        """Return when every piece up to and including that layer has left."""
+        ...
+
+    async def abort(self) -> None:
+        """Stop: when this returns nothing reads any payload. Nothing can be sent on this connection afterwards."""
+        ...
+
+
+class OwnerSession:
+    """One read on a connection whose request has arrived."""
+
+    def __init__(
+        self, *, stream: ByteStream, decoder: FrameDecoder, limits: OwnerLimits, payloads: PayloadSender
+    ) -> None:
+        self._stream = stream
+        self._decoder = decoder
+        self._limits = limits
+        self._payloads = payloads
+
+    async def answer(self, request: ReadRequest, provider: KvProvider) -> bool:
+        """Serve `request`; True when the reader has acknowledged all of it and may ask again.
+
+        Faults of the peer end here; a bug is logged, and answered INTERNAL. The lease, once open, is closed exactly
+        once, also when cancelled.
+        """
+        try:
+            lease = provider.open_read(request.read)
+        except WireError as error:
+            await self._refuse(error)
+            return False
+        except Exception:
+            _log.exception("KV provider failed to open %s", request.read.attempt)
+            await self._refuse(WireError(Reason.INTERNAL, "internal error"))
+            return False
+        failure = await self._lend(lease, request)
+        if failure is not None:
+            _log.info("KV read of %s ended: %s", request.read.attempt, failure)
+            await self._refuse(failure)
+        return failure is None
+
+    async def _lend(self, lease: KvReadLease, request: ReadRequest) -> WireError | None:
+        """Send everything and close the lease; returns why that failed."""
+        delivered = False
+        try:
+            async with asyncio.timeout(min(request.timeout_s, self._limits.read_timeout_s)):
+                await race(
+                    self._send_layers(lease), self._until_revoked(lease), self._until_peer_speaks(), self._payloads.run()
+                )
+                await race(self._until_acknowledged(), self._until_revoked(lease))
+            delivered = True
+            return None
+        except WireError as error:
+            return error
+        except TimeoutError:
+            return WireError(Reason.PEER_LOST, "the KV read took too long")
+        except Exception:
+            _log.exception("KV read of %s failed", request.read.attempt)
+            return WireError(Reason.INTERNAL, "internal error")
+        finally:
+            try:
+                if not delivered:
+                    await self._payloads.abort()
+            finally:
+                lease.close(delivered=delivered)
+
+    async def _refuse(self, error: WireError) -> None:
+        """Tell the reader why, unless a frame is half sent or the peer is gone: then closing must do."""
+        if self._stream.half_sent or error.reason is Reason.PEER_LOST:
+            return
+        try:
+            await self._say(encode_control(Refusal(error=error)))
+        except WireError:
+            _log.info("KV reader left before it heard: %s", error)
+
+    async def _send_layers(self, lease: KvReadLease) -> None:
+        if lease.layers < 1:
+            raise WireError(Reason.LAYOUT_MISMATCH, "the KV read has no layers")
+        layer_bytes = 0
+        for layer in range(lease.layers):
+            await self._payloads.settle(layer - 2)
+            await lease.wait_layer(layer)
+            run = ByteRun(lease.views(layer))
+            if layer == 0:
+                layer_bytes = run.size_bytes
+                lease.check()
+                await self._say(encode_control(Accept(layers=lease.layers, layer_bytes=layer_bytes)))
+            assert run.size_bytes == layer_bytes, "every layer has the same size"
+            for frame in self._payloads.pieces(layer, layer_bytes):
+                payload = memoryview(run.joined(frame.offset_bytes, frame.length_bytes))
+                await self._payloads.send(frame, payload, lease.check)
+        await self._payloads.settle(lease.layers - 1)
+
+    async def _say(self, frame: bytes) -> None:
+        await self._stream.send([memoryview(frame)], stall_timeout_s=self._limits.stall_timeout_s)
+
+    async def _until_peer_speaks(self) -> NoReturn:
+        """While bytes are being sent a reader has nothing to say: it can only have left."""
+        await self._stream.wait_readable()
+        raise WireError(Reason.PEER_LOST, "the KV reader went away")
+
+    async def _until_revoked(self, lease: KvReadLease) -> NoReturn:
+        raise await lease.revoked()
+
+    async def _until_acknowledged(self) -> None:
+        async with asyncio.timeout(self._limits.stall_timeout_s):
+            answer = await self._stream.receive(self._decoder)
+        if not isinstance(answer, Ack):
+            raise WireError(Reason.PEER_LOST, "the KV reader asked twice on one connection")

@@ -1,0 +1,191 @@
+"""The reader's side of a UCX connection: post receives ahead, believe a piece when its `Delivered` and sum agree."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from typing import NoReturn
+
+from common.errors import Reason, WireError
+from common.transport.base import KvSink
+from common.transport.byte_run import ByteRun
+from common.transport.byte_stream import ByteStream
+from common.transport.checksum import payload_checksum
+from common.transport.frames import DataFrame, FrameDecoder, FrameKind, encode_control
+from common.transport.messages import (
+    Accept,
+    Ack,
+    ControlMessage,
+    Delivered,
+    MalformedFrame,
+    ReadRequest,
+    Refusal,
+    UcxPeer,
+)
+from common.transport.racing import race
+from common.transport.sizes import agreed_first_layer
+from common.transport.tcp_reader import connect
+from common.transport.ucx_pieces import RECEIVE_WINDOW, TagSequence, pieces
+from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
+
+_Frames = asyncio.Queue[ControlMessage | DataFrame]
+
+
+class UcxConnection:
+    """A connection to one owner, for one read at a time. A read that fails must be the last: then `abort` it."""
+
+    def __init__(self, stream: ByteStream, decoder: FrameDecoder, endpoint: UcxEndpoint, tags: TagSequence) -> None:
+        self._stream = stream
+        self._decoder = decoder
+        self._endpoint = endpoint
+        self._tags = tags
+        self._receives: set[UcxTransfer] = set()
+        self.accepted = False
+
+    @classmethod
+    async def open(cls, address: str, runtime: UcxRuntime, *, timeout_s: float) -> UcxConnection:
+        """Connect and introduce each other; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                stream = await connect(address, timeout_s)
+                try:
+                    return await cls._introduce(stream, runtime)
+                except BaseException:
+                    stream.close()
+                    raise
+        except TimeoutError:
+            raise WireError(Reason.PEER_LOST, f"the KV peer did not answer within {timeout_s} s") from None
+
+    @classmethod
+    async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime) -> UcxConnection:
+        first_tag = secrets.randbits(64)
+        await _say(stream, encode_control(runtime.introduction(first_tag)))
+        decoder = FrameDecoder(frozenset({FrameKind.PEER, FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.REFUSAL}))
+        peer = await stream.receive(decoder)
+        if not isinstance(peer, UcxPeer):
+            raise MalformedFrame("a UCX connection begins with an introduction")
+        runtime.check_peer(peer)
+        return cls(stream, decoder, await runtime.connect(peer.worker_address), TagSequence(first_tag))
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the owner is still there and has nothing left to say, as far as this side knows."""
+        return self._stream.silent
+
+    async def read(self, sink: KvSink, request: ReadRequest) -> int:
+        """Run one read; returns the payload bytes received. `accepted` tells whether the owner got as far as that."""
+        self.accepted = False
+        await _say(self._stream, encode_control(request))
+        accept = await self._stream.receive(self._decoder)
+        if isinstance(accept, Refusal):
+            raise accept.error
+        if not isinstance(accept, Accept):
+            raise MalformedFrame("data before it was agreed")
+        self.accepted = True
+        first = agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
+        frames: _Frames = asyncio.Queue()
+        await race(self._collect(sink, first, frames), self._hear(frames))
+        await _say(self._stream, encode_control(Ack()))
+        return first.size_bytes * sink.layers
+
+    async def abort(self) -> None:
+        """Close at once; when this returns UCX writes to no sink."""
+        self._stream.close()
+        await self._endpoint.abort(self._receives)
+
+    async def _hear(self, frames: _Frames) -> NoReturn:
+        """Take frames off the stream as they come: its end must be noticed whatever the payloads do."""
+        while True:
+            frame = await self._stream.receive(self._decoder)
+            frames.put_nowait(frame)
+            if isinstance(frame, Refusal):
+                # The end of the stream follows; what was said before it counts.
+                await asyncio.get_running_loop().create_future()
+
+    async def _collect(self, sink: KvSink, first: ByteRun, frames: _Frames) -> None:
+        posts = _Posts(sink, first)
+        posted: deque[tuple[_Landing, UcxTransfer]] = deque()
+        for _ in range(posts.count):
+            while len(posted) < RECEIVE_WINDOW and (landing := posts.next()) is not None:
+                transfer = self._endpoint.receive(landing.memory, next(self._tags))
+                self._receives.add(transfer)
+                posted.append((landing, transfer))
+            landing, transfer = posted.popleft()
+            await _arrival(landing, transfer, frames)
+            self._receives.discard(transfer)
+            landing.settle()
+            if landing.ends_layer:
+                await sink.complete(landing.frame.layer)
+                posts.layer_completed()
+
+
+class _Landing:
+    """Where one piece is received: the sink's own memory where that is in one piece, else a buffer in between."""
+
+    __slots__ = ("_run", "_staged", "ends_layer", "frame", "memory")
+
+    def __init__(self, frame: DataFrame, run: ByteRun) -> None:
+        self.frame = frame
+        self.ends_layer = frame.offset_bytes + frame.length_bytes == run.size_bytes
+        self._run = run
+        window = run.slice(frame.offset_bytes, frame.length_bytes, 2)
+        self._staged = len(window) > 1
+        self.memory = memoryview(bytearray(frame.length_bytes)) if self._staged else window[0]
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Layer, offset and length in bytes."""
+        return self.frame.layer, self.frame.offset_bytes, self.frame.length_bytes
+
+    def settle(self) -> None:
+        """The piece is here and right: bring it where it belongs."""
+        if self._staged:
+            self._run.write(self.frame.offset_bytes, self.memory)
+
+
+class _Posts:
+    """The pieces of a whole read in order, never more than one layer beyond the oldest incomplete one."""
+
+    def __init__(self, sink: KvSink, first: ByteRun) -> None:
+        self._sink = sink
+        self._run = first
+        self._layer = 0
+        self._completed_layers = 0
+        self._frames = pieces(0, first.size_bytes)
+        self.count = sink.layers * sum(1 for _ in pieces(0, first.size_bytes))
+
+    def layer_completed(self) -> None:
+        """One more layer may be begun."""
+        self._completed_layers += 1
+
+    def next(self) -> _Landing | None:
+        """The next piece to be ready for; None while its layer is too far ahead, and at the end."""
+        frame = next(self._frames, None)
+        if frame is None and self._layer + 1 < min(self._completed_layers + 2, self._sink.layers):
+            self._enter(self._layer + 1)
+            frame = next(self._frames)
+        return None if frame is None else _Landing(frame, self._run)
+
+    def _enter(self, layer: int) -> None:
+        run = ByteRun(self._sink.views(layer))
+        assert run.size_bytes == self._run.size_bytes, "every layer has the same size"
+        self._layer, self._run, self._frames = layer, run, pieces(layer, run.size_bytes)
+
+
+async def _arrival(landing: _Landing, transfer: UcxTransfer, frames: _Frames) -> None:
+    """Until the piece is here and right; raises the owner's refusal when that comes instead."""
+    said = await frames.get()
+    if isinstance(said, Refusal):
+        raise said.error
+    if not isinstance(said, Delivered):
+        raise MalformedFrame("accepted twice")
+    if (said.layer, said.offset_bytes, said.length_bytes) != landing.place:
+        raise MalformedFrame(f"piece for layer {said.layer} at {said.offset_bytes} is out of order")
+    await transfer.wait()
+    if payload_checksum(landing.memory) != said.payload_sum:
+        raise WireError(Reason.KV_CHECKSUM, "KV piece does not match its checksum")
+
+
+async def _say(stream: ByteStream, frame: bytes) -> None:
+    await stream.send([memoryview(frame)], stall_timeout_s=None)

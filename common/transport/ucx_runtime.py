@@ -1,0 +1,197 @@
+"""UCXX as the data plane uses it: one UCX worker per transport, progressed by a thread, awaited on the event loop.
+
+Written against UCXX's core classes (`ucxx._lib.libucxx`, the ones its own asyncio layer is made of): that layer keeps
+one worker per process and one progress thread per loop, exchanges its own handshake, and drops cancelled requests.
+
+Two facts, measured with UCXX 0.52 and UCX 1.21, shape everything above this module:
+
+* Closing an endpoint that has error handling completes every request on it, matched or not, within milliseconds, also
+  when the peer is dead or stopped; after that UCX neither reads nor writes their buffers.
+* Shared memory offers error handling only when told to (`*_ERROR_HANDLING`). Without it a peer that is killed while
+  its memory is read takes this process with it (abort, exit code 134). With it a dead peer is merely not noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from common.errors import ConfigError, Reason, WireError
+from common.transport.messages import UcxPeer
+from common.transport.racing import outlive
+
+_SETTINGS = {
+    "UCX_POSIX_ERROR_HANDLING": "y",
+    "UCX_SYSV_ERROR_HANDLING": "y",
+    "UCX_CMA_ERROR_HANDLING": "y",
+    # UCX reports a lost peer to its caller; the same on stderr is noise.
+    "UCX_LOG_LEVEL": "fatal",
+    "UCXX_LOG_LEVEL": "fatal",
+}
+"""Environment of UCX; it reads these of its transports from nowhere else. What the operator set stays."""
+
+_PROGRESS_EPOLL_MS = 1
+_NOTIFIER_WAIT_NS = 100_000_000
+_CLOSE_WAIT_NS = 200_000_000
+_WHOLE_TAG = (1 << 64) - 1
+
+
+def ucx_installed() -> bool:
+    """Whether UCXX can be imported; it is not (that takes most of a second)."""
+    return importlib.util.find_spec("ucxx") is not None
+
+
+class UcxTransfer:
+    """One send or receive. It holds its buffer until UCX is done with it, whoever else lets go."""
+
+    __slots__ = ("_buffer", "_future", "_request")
+
+    def __init__(self, request: Any, buffer: Any) -> None:
+        self._request = request
+        self._buffer = buffer
+        self._future: asyncio.Future[Any] = request.future
+
+    async def wait(self) -> None:
+        """Until the transfer is over; raises `WireError` PEER_LOST when it failed. A cancelled wait ends nothing."""
+        await asyncio.wait([self._future])
+        if self._future.cancelled() or self._future.exception() is not None:
+            raise WireError(Reason.PEER_LOST, "the KV peer went away in the middle of a transfer")
+
+    @property
+    def future(self) -> asyncio.Future[Any]:
+        """Done when UCX touches the buffer no more."""
+        return self._future
+
+
+class UcxEndpoint:
+    """This worker's connection to one other; tags are whole 64-bit numbers that both sides know."""
+
+    def __init__(self, worker: Any, address: bytes) -> None:
+        """Blocks for some milliseconds; raises `WireError` PEER_LOST when `address` cannot be used."""
+        import ucxx._lib.libucxx as ucx
+
+        try:
+            remote = ucx.UCXAddress.create_from_buffer(address)
+            self._endpoint = ucx.UCXEndpoint.create_from_worker_address(worker, remote, True)
+        except ucx.UCXError as error:
+            raise WireError(Reason.PEER_LOST, "the KV peer's UCX worker cannot be reached") from error
+
+    def send(self, buffer: memoryview | bytes, tag: int) -> UcxTransfer:
+        """Begin to send contiguous bytes."""
+        from ucxx._lib.arr import Array
+        from ucxx.types import Tag
+
+        return self._begin(lambda: UcxTransfer(self._endpoint.tag_send(Array(buffer), Tag(tag)), buffer))
+
+    def receive(self, buffer: memoryview, tag: int) -> UcxTransfer:
+        """Begin to receive exactly len(buffer) bytes into writable contiguous memory."""
+        from ucxx._lib.arr import Array
+        from ucxx.types import Tag, TagMask
+
+        mask = TagMask(_WHOLE_TAG)
+        return self._begin(lambda: UcxTransfer(self._endpoint.tag_recv(Array(buffer), Tag(tag), mask), buffer))
+
+    def _begin(self, begin: Any) -> UcxTransfer:
+        import ucxx._lib.libucxx as ucx
+
+        try:
+            self._endpoint.raise_on_error()
+            transfer: UcxTransfer = begin()
+        except ucx.UCXError as error:
+            raise WireError(Reason.PEER_LOST, "the KV peer is unreachable or went away") from error
+        return transfer
+
+    async def abort(self, transfers: Iterable[UcxTransfer]) -> None:
+        """Close at once; returns when UCX touches no buffer of `transfers`. Cancelling it does not cut it short."""
+        closing = asyncio.get_running_loop().run_in_executor(
+            None, lambda: self._endpoint.close_blocking(period=_CLOSE_WAIT_NS, max_attempts=1)
+        )
+        await outlive([closing, *(transfer.future for transfer in transfers)])
+
+
+class UcxRuntime:
+    """A UCX context and worker, its progress thread and the thread that wakes the loop. Made inside the running loop.
+
+    `carriers` is UCX's list of transports ("all", "tcp,self", "sm,self" ...), for measurements and tests.
+    """
+
+    def __init__(self, *, carriers: str = "all") -> None:
+        """Takes some 30 ms. Raises `ConfigError` when UCXX is missing or finds nothing to work with."""
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        try:
+            import ucxx._lib.libucxx as ucx
+        except ImportError:
+            raise ConfigError("kv_transport: ucx needs the extra: pip install 'sangam[ucx]'") from None
+        self._ucx = ucx
+        self._loop = asyncio.get_running_loop()
+        try:
+            context = ucx.UCXContext({"TLS": carriers}, feature_flags=(ucx.Feature.WAKEUP, ucx.Feature.TAG))
+            self._worker = ucx.UCXWorker(context, enable_delayed_submission=True, enable_python_future=True)
+        except ucx.UCXError as error:
+            raise ConfigError(f"kv_transport: UCX cannot start with carriers {carriers!r}: {error}") from None
+        self._address = bytes(self._worker.address.tobytes())
+        self._version = "{}.{}".format(*ucx.get_ucx_version())
+        self._closing = False
+        self._worker.start_progress_thread(polling_mode=False, epoll_timeout=_PROGRESS_EPOLL_MS)
+        self._notifier = threading.Thread(target=self._notify, name="kv-ucx-notifier", daemon=True)
+        self._notifier.start()
+
+    def introduction(self, first_tag: int) -> UcxPeer:
+        """What a peer must know to move bytes to or from this worker."""
+        return UcxPeer(ucx_version=self._version, worker_address=self._address, first_tag=first_tag)
+
+    def check_peer(self, peer: UcxPeer) -> None:
+        """Raise `WireError` LAYOUT_MISMATCH unless this UCX can read the peer's address."""
+        if peer.ucx_version != self._version:
+            problem = f"the peer runs UCX {peer.ucx_version}, this worker {self._version}"
+            raise WireError(Reason.LAYOUT_MISMATCH, problem)
+
+    async def connect(self, address: bytes) -> UcxEndpoint:
+        """An endpoint to the worker of that address; made off the loop. UCX connects with the first transfer."""
+        making = self._loop.run_in_executor(None, lambda: UcxEndpoint(self._worker, address))
+        await outlive([making])
+        return making.result()
+
+    async def close(self) -> None:
+        """Stop both threads; no transfer may be under way. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._worker.stop_request_notifier_thread()
+        await self._loop.run_in_executor(None, self._notifier.join)
+        await self._loop.run_in_executor(None, self._worker.stop_progress_thread)
+
+    def _notify(self) -> None:
+        """Wake the loop whenever transfers have ended: their futures may only be set there."""
+        state = self._ucx.PythonRequestNotifierWaitState
+        asyncio.set_event_loop(self._loop)
+        while not self._closing:
+            self._worker.populate_python_futures_pool()
+            woken_by = self._worker.wait_request_notifier(period_ns=_NOTIFIER_WAIT_NS)
+            if woken_by == state.Ready and not self._hand_over():
+                break
+        self._worker.clear_python_futures_pool()
+
+    def _hand_over(self) -> bool:
+        """Run the pending notifications on the loop, and wait for that; False when the loop has ended."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                self._worker.run_request_notifier()
+            finally:
+                done.set()
+
+        try:
+            self._loop.call_soon_threadsafe(run)
+        except RuntimeError:
+            return False
+        while not done.wait(0.1):
+            if self._loop.is_closed() or self._closing:
+                return False
+        return True
