@@ -101,6 +101,7 @@ class WorkerCore:
             pages_total=self._pool.pages_total,
             free_pages=self._pool.free_pages,
             deficit_tokens=self._budget.deficit_tokens,
+            token_budget_tokens=self._budget.token_budget_tokens,
             active_decodes=tuple(self._blocks.decodes),
             queued_prefills=tuple(self._blocks.queued),
             waiting_pages=tuple(self._blocks.page_waiters),

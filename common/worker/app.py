@@ -18,7 +18,7 @@ from common.core.ids import BlockAttempt, Role, WorkerId, WorkerLife
 from common.core.worker import WorkerCore
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_effects import WorkerEffect
-from common.core.worker_events import KvReleased, KvSendEnded, KvSendStarted, LifeEnded
+from common.core.worker_events import IterationCompleted, KvReleased, KvSendEnded, KvSendStarted, LifeEnded
 from common.core.worker_view import WorkerView
 from common.engine.engine import Engine
 from common.errors import ConfigError, Reason
@@ -30,6 +30,7 @@ from common.worker.calls import CallTable
 from common.worker.core_loop import CoreLoop
 from common.worker.forward_thread import ForwardThread
 from common.worker.kv_serving import KvServing
+from common.worker.kv_staging import KvStaging
 from common.worker.performer import Performer
 from common.worker.reception import Reception
 from common.worker.registry_client import Holdings, RegistryClient
@@ -77,10 +78,17 @@ class WorkerApp:
         self._core = WorkerCore(_core_config(role, config, engine))
         self._core_loop = CoreLoop(self._core, clock=self._clock, perform=self._perform, on_bug=self._on_bug)
         self._transport = make_transport(config.kv_transport)
+        self._staging = KvStaging(engine.pool)
         self._serving = self._make_serving()
         self._link = SchedulerLink(address=config.scheduler_address, orders=self)
         self._registry = RegistryClient(address=config.kv_store_address, holdings=self._holdings)
-        self._forward = ForwardThread(engine, on_completed=self._core_loop.feed, on_failed=self._on_bug)
+        self._forward = ForwardThread(
+            engine,
+            on_completed=self._forward_completed,
+            on_failed=self._on_bug,
+            fence=self._staging.fence,
+            on_layer=self._serving.layer_computed if role is Role.PREFILL else None,
+        )
         self._performer = self._make_performer()
         self._reception = self._make_reception()
 
@@ -255,6 +263,11 @@ class WorkerApp:
         assert self._tasks is not None, "the worker runs"
         return self._tasks.create_task(work)
 
+    def _forward_completed(self, event: IterationCompleted) -> None:
+        """What the core has not retained by the end of its turn is not to be had."""
+        self._core_loop.feed(event)
+        self._serving.retract([attempt for attempt, _ in event.deltas])
+
     def _perform(self, effect: WorkerEffect) -> None:
         self._performer.perform(effect)
 
@@ -264,7 +277,7 @@ class WorkerApp:
     def _make_serving(self) -> KvServing:
         feed = self._core_loop.feed
         return KvServing(
-            pool=self._engine.pool,
+            staging=self._staging,
             clock=self._clock,
             life=lambda: self._life,
             on_send_started=lambda attempt: feed(KvSendStarted(attempt=attempt)),
@@ -274,7 +287,7 @@ class WorkerApp:
 
     def _make_performer(self) -> Performer:
         return Performer(
-            pool=self._engine.pool,
+            staging=self._staging,
             clock=self._clock,
             life=lambda: self._life,
             kv_address=lambda: self._kv_address,

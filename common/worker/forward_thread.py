@@ -11,15 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from common.core.ids import BlockAttempt
 from common.core.params import CacheMode, SamplingParams
 from common.core.worker_effects import CloseBlock, OpenBlock, RunIteration
 from common.core.worker_events import IterationCompleted
 from common.engine.engine import BlockState, StepResult
-
-T = TypeVar("T")
+from common.worker.kv_staging import Fence
 
 JOIN_TIMEOUT_S = 30.0
 """Longest wait for a forward that is still running when the process wants to end."""
@@ -45,7 +44,7 @@ class ForwardEngine(Protocol):
     ) -> BlockState:
         """Build the state of one block; see `Engine.open_block`."""
 
-    def step(self, items: Sequence[BlockState]) -> list[StepResult]:
+    def step(self, items: Sequence[BlockState], *, on_layer: Callable[[int], None] | None = None) -> list[StepResult]:
         """Run one packed forward; see `Engine.step`."""
 
 
@@ -60,8 +59,9 @@ class ForwardJob:
 class ForwardThread:
     """Owns the engine's block states and runs one `ForwardJob` at a time.
 
-    `on_completed` and `on_failed` are called on the event loop. A forward that raises is a bug of this process:
-    `on_failed` is called once and the thread ends.
+    `on_completed`, `on_failed` and `on_layer` are called on the event loop; the last with the prefills of the batch,
+    the layer whose K/V is in the pool, and what `fence` returned for it on this thread. A forward that raises is a bug
+    of this process: `on_failed` is called once and the thread ends.
     """
 
     def __init__(
@@ -70,8 +70,12 @@ class ForwardThread:
         *,
         on_completed: Callable[[IterationCompleted], None],
         on_failed: Callable[[BaseException], None],
+        fence: Callable[[], Fence] = lambda: None,
+        on_layer: Callable[[Sequence[BlockAttempt], int, Fence], None] | None = None,
     ) -> None:
         self._engine = engine
+        self._fence = fence
+        self._on_layer = on_layer
         self._on_completed = on_completed
         self._on_failed = on_failed
         # Room for the one job that the core allows in flight, and for the order to stop.
@@ -103,10 +107,10 @@ class ForwardThread:
         except BaseException as error:
             self._post(self._on_failed, error)
 
-    def _post(self, callback: Callable[[T], None], value: T) -> None:
+    def _post(self, callback: Callable[..., None], *values: object) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(callback, value)
+            self._loop.call_soon_threadsafe(callback, *values)
         except RuntimeError:
             # The loop has closed: nobody is left to hear of it.
             assert self._loop.is_closed()
@@ -116,13 +120,21 @@ class ForwardThread:
         for change in job.changes:
             self._apply(change)
         attempts = job.run.decodes + job.run.prefills
-        results = self._engine.step([self._states[attempt] for attempt in attempts])
+        states = [self._states[attempt] for attempt in attempts]
+        results = self._engine.step(states, on_layer=self._layer_hook(job.run))
         assert len(results) == len(attempts), "the engine answers every item"
         return IterationCompleted(
             iteration=job.run.iteration,
             deltas=tuple((attempt, result.delta) for attempt, result in zip(attempts, results, strict=True)),
             duration_s=time.monotonic() - started,
         )
+
+    def _layer_hook(self, run: RunIteration) -> Callable[[int], None] | None:
+        """What the engine calls after each layer of a batch with prefills, if anybody wants to know."""
+        on_layer = self._on_layer
+        if on_layer is None or not run.prefills:
+            return None
+        return lambda layer: self._post(on_layer, run.prefills, layer, self._fence())
 
     def _apply(self, change: OpenBlock | CloseBlock) -> None:
         if isinstance(change, CloseBlock):
