@@ -146,7 +146,7 @@ def _by_cells() -> Iterator[str]:
     base = {"mode": "colocated", "prefill-workers": "0", "decode-workers": "128", "workload": "arxiv"}
     rows, means_s = [], []
     for cells in (1, 32):
-        load = {"cells": str(cells), "qps": str(100 * cells), "requests": str(1000 * cells), "output-scale": "0.1"}
+        load = {"cells": str(cells), "qps": str(100 * cells), "requests": str(400 * cells), "output-scale": "0.1"}
         planned = build_run(Settings({**base, **load}))
         began_s = time.process_time()
         metrics = summarise(SimCluster(planned.config, planned.requests).run())

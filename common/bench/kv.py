@@ -2,7 +2,7 @@
 
 Every row is measured in turn, round by round, so that whatever else the machine does falls on all of them; a row's
 figure is its best round. The transports move the pages of a pool into the pages of another, with everything that a
-worker does on the way: lease checks, framing, checksums, staging. The bare rows move the same bytes and do nothing else.
+worker does on the way: lease checks, framing, checksums, staging. The bare rows move as many bytes and do no more.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def _bench(rounds: int, sizes_mib: Sequence[int]) -> None:
         print(render_table(*_table(rows, sizes_mib)))
         print("\nEight fetches of 64 MiB at once, against one after the other (GB/s in all)\n")
         print(render_table(("transport", "one", "eight", "ratio"), await lab.parallel(rounds)))
-        print("\nK/V transfer not hidden by a prefill of 32 layers (64 MiB, scattered; kv_transfer_exposed_s)\n")
+        print("\nkv_transfer_exposed_s: not hidden by a prefill of 32 layers (64 MiB, scattered; medians)\n")
         header = (
             "transport",
             "prefill ms",
@@ -187,11 +187,11 @@ class _Lab:
         self._owners[name] = (reader, kind, peer)
         return [
             Row(
-                name=f"{name}, pages side by side",
+                name=f"{name}, contiguous",
                 move=lambda size: self._fetch(name, size, scattered=False),
                 base=base,
             ),
-            Row(name=f"{name}, pages scattered", move=lambda size: self._fetch(name, size, scattered=True), base=base),
+            Row(name=f"{name}, scattered", move=lambda size: self._fetch(name, size, scattered=True), base=base),
         ]
 
     async def _fetch(self, name: str, pages: int, *, scattered: bool) -> float:

@@ -19,8 +19,9 @@ Called by the *transport* on the reader:
     `KvSink.views`                      once per layer, in order; nothing writes to them after `fetch` ends
     `KvSink.complete`                   once per layer, when all of it arrived and passed its checksums
 
-Lease and sink say how many layers may be on their way at once (`window_layers`): layer n + window_layers is asked for
-only when layer n has left, or is complete, and until then the views of layer n stay good.
+A layer, here, is what is sent once it is computed: one of the model's, or several where those are small (lease and
+sink of one layout and canvas cut alike). Lease and sink say how many may be on their way at once (`window_layers`):
+layer n + window_layers is asked for only when layer n has left, or is complete; until then its views stay good.
 
 Wire order: for each layer, the K bytes of all pages in order, then the V bytes of all pages in order. Every layer has
 the same number of bytes. After the last layer comes the trailer, a few bytes that belong to the K/V. A fetch succeeds

@@ -12,6 +12,9 @@ from common.transport.byte_run import MAX_VIEWS_PER_CALL, ByteRun
 from common.transport.frames import MAX_DATA_BYTES, DataFrame, FrameDecoder
 from common.transport.messages import ControlMessage
 
+_WAKE_UP_BYTES = 512 << 10
+"""Bytes worth waking up for, in the middle of a payload."""
+
 
 @contextlib.contextmanager
 def peer_faults() -> Iterator[None]:
@@ -101,7 +104,11 @@ class ByteStream:
                 with peer_faults():
                     count = self._sock.recvmsg_into(buffers)[0]
             except BlockingIOError:
+                # One wake-up for a good part of what is missing, instead of one for every segment.
+                missing_bytes = sum(map(len, buffers))
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(missing_bytes, _WAKE_UP_BYTES))
                 await self.wait_readable()
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
                 continue
             if count == 0:
                 raise WireError(Reason.PEER_LOST, "the KV peer closed the connection early")

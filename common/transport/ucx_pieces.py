@@ -20,8 +20,8 @@ _TAGS = 1 << 64
 
 
 def pieces(layer: int, layer_bytes: int) -> Iterator[DataFrame]:
-    """The layer in order. Longer ones are cut between K and V, so that a piece never spans both halves of it."""
-    part_bytes = layer_bytes // 2 if layer_bytes % 2 == 0 and layer_bytes > PIECE_BYTES // 64 else layer_bytes
+    """The layer in order. One that must be cut is cut between K and V first: in place, those are two runs of memory."""
+    part_bytes = layer_bytes // 2 if layer_bytes % 2 == 0 and layer_bytes > PIECE_BYTES else layer_bytes
     for start in range(0, layer_bytes, part_bytes or 1):
         for offset in range(start, start + part_bytes, PIECE_BYTES):
             length = min(PIECE_BYTES, start + part_bytes - offset)

@@ -1,8 +1,8 @@
 """Between a pool's pages and bytes in one piece: staging buffers, and the copies that fill and empty them.
 
-Pages that lie side by side in host memory need none of this. Scattered ones are gathered (or scattered) by one tensor
-operation for each layer, not page by page; pages of an accelerator go through pinned host memory, on a stream of their
-own, and the host waits for that stream before bytes are sent and before received ones count as here.
+Long layers of pages that lie side by side in host memory need none of this. Others are gathered (or scattered) by one
+array operation for each part of the transfer, not page by page. Pages of an accelerator go through pinned host memory
+on a stream of their own; the host waits for that stream before bytes are sent, and before received ones count as here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,21 +27,27 @@ INLINE_BYTES = 4 << 20
 KEPT_BYTES = 256 << 20
 """Staging memory kept for the next transfers: whoever registers or pins it need do so only once."""
 
+PART_BYTES = 4 << 20
+"""Longest part of several layers, and longest layer that is staged though it lies in long runs: copying is cheaper."""
+
+MIN_PARTS = 16
+"""Parts of one transfer at least, layers permitting: only the last is not hidden by the prefill that computes it."""
+
 WINDOW_BYTES = 16 << 20
-"""Staging memory of one transfer, unless two layers need more: enough to keep a fast carrier busy."""
+"""Staging memory of one transfer, unless two parts need more: enough to keep a fast carrier busy."""
 
 Fence = torch.cuda.Event | None
 """When work queued on an accelerator is done; None on a CPU, where it is done when its call returns."""
 
 
 class StagingBuffer:
-    """Host memory for one layer of some pages, `pages` [2, pages, page bytes] uint8, and its bytes as `view`."""
+    """Host memory for one part of some pages, `pages` [layers, 2, pages, page bytes] uint8, and its bytes as `view`."""
 
-    def __init__(self, memory: Tensor, pool: KvPool, pages: int) -> None:
-        layer_bytes = pages * pool.layout.page_bytes_per_layer
+    def __init__(self, memory: Tensor, *, layers: int, pages: int, page_bytes: int) -> None:
+        used_bytes = layers * 2 * pages * page_bytes
         self.memory = memory
-        self.pages = memory[:layer_bytes].view(2, pages, layer_bytes // pages // 2)
-        self.view: memoryview = memory[:layer_bytes].numpy().data
+        self.pages = memory[:used_bytes].view(layers, 2, pages, page_bytes)
+        self.view: memoryview = memory[:used_bytes].numpy().data
 
 
 class KvStaging:
@@ -64,9 +71,26 @@ class KvStaging:
         """The pool whose pages are copied."""
         return self._pool
 
+    def layers_per_part(self, pages: int) -> int:
+        """Layers that travel together: few enough for `PART_BYTES` and `MIN_PARTS`, the same for every part.
+
+        A frame costs some 100 us of Python at its two ends, whatever its size, and small layers would drown in that.
+        """
+        layout = self._pool.layout
+        limit_bytes = min(PART_BYTES, layout.block_bytes(pages) // MIN_PARTS)
+        most = max(1, limit_bytes // (pages * layout.page_bytes_per_layer))
+        return max(number for number in range(1, most + 1) if layout.n_layers % number == 0)
+
+    def layers_of(self, part: int, pages: int) -> range:
+        """The layers of that part."""
+        number = self.layers_per_part(pages)
+        return range(part * number, (part + 1) * number)
+
     def in_place(self, page_ids: Sequence[int]) -> bool:
-        """Whether these pages can be sent from, and received into, where they lie."""
-        return self._on_host and list(page_ids) == list(range(page_ids[0], page_ids[0] + len(page_ids)))
+        """Whether these pages are sent from, and received into, where they lie: side by side, and in long runs."""
+        if not self._on_host or len(page_ids) * self._pool.layout.page_bytes_per_layer <= PART_BYTES:
+            return False
+        return list(page_ids) == list(range(page_ids[0], page_ids[0] + len(page_ids)))
 
     def fence(self) -> Fence:
         """Marks what the calling thread has queued on the pool's device so far."""
@@ -76,23 +100,23 @@ class KvStaging:
         event.record(torch.cuda.current_stream(self._pool.tensor.device))
         return event
 
-    def window_layers(self, page_ids: Sequence[int]) -> int:
-        """Layers of these pages that may be on their way at once: all where they lie, else what `WINDOW_BYTES` hold."""
-        n_layers = self._pool.layout.n_layers
+    def window_parts(self, page_ids: Sequence[int]) -> int:
+        """Parts of these pages that may be on their way at once: all where they lie, else what `WINDOW_BYTES` hold."""
+        number = self.layers_per_part(len(page_ids))
+        parts = self._pool.layout.n_layers // number
         if self.in_place(page_ids):
-            return n_layers
-        return min(max(2, WINDOW_BYTES // (len(page_ids) * self._pool.layout.page_bytes_per_layer)), n_layers)
+            return parts
+        return min(max(2, WINDOW_BYTES // self._part_bytes(len(page_ids))), parts)
 
     def take(self, pages: int) -> StagingBuffer:
-        """A buffer for one layer of `pages` pages."""
-        needed_bytes = pages * self._pool.layout.page_bytes_per_layer
-        size_bytes = 1 << (needed_bytes - 1).bit_length()
+        """A buffer for one part of `pages` pages."""
+        size_bytes = 1 << (self._part_bytes(pages) - 1).bit_length()
         if kept := self._free[size_bytes]:
             self._free_bytes -= size_bytes
             memory = kept.pop()
         else:
             memory = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=not self._on_host)
-        return StagingBuffer(memory, self._pool, pages)
+        return StagingBuffer(memory, layers=self.layers_per_part(pages), pages=pages, page_bytes=self._pages.shape[-1])
 
     def give_back(self, buffer: StagingBuffer) -> None:
         """The buffer is not used any more."""
@@ -101,35 +125,38 @@ class KvStaging:
             self._free[size_bytes].append(buffer.memory)
             self._free_bytes += size_bytes
 
-    async def load(self, layer: int, page_ids: Tensor, buffer: StagingBuffer, fence: Fence) -> None:
-        """Copy one layer of the pages (int64 [pages], on the pool's device) into `buffer`, after `fence`."""
-        await self._copy(buffer, lambda: self._load(layer, page_ids, buffer, fence))
+    async def load(self, layers: range, page_ids: Tensor, buffer: StagingBuffer, fence: Fence) -> None:
+        """Copy those layers of the pages (int64 [pages], on the pool's device) into `buffer`, after `fence`."""
+        await self._copy(buffer, lambda: self._load(layers, page_ids, buffer, fence))
 
-    async def store(self, layer: int, page_ids: Tensor, buffer: StagingBuffer) -> None:
-        """Copy `buffer` into one layer of the pages."""
-        await self._copy(buffer, lambda: self._store(layer, page_ids, buffer))
+    async def store(self, layers: range, page_ids: Tensor, buffer: StagingBuffer) -> None:
+        """Copy `buffer` into those layers of the pages."""
+        await self._copy(buffer, lambda: self._store(layers, page_ids, buffer))
 
-    def _load(self, layer: int, page_ids: Tensor, buffer: StagingBuffer, fence: Fence) -> None:
-        source = self._pages[layer]
+    def _part_bytes(self, pages: int) -> int:
+        return pages * self._pool.layout.page_bytes_per_layer * self.layers_per_part(pages)
+
+    def _load(self, layers: range, page_ids: Tensor, buffer: StagingBuffer, fence: Fence) -> None:
+        source = self._pages[layers.start : layers.stop]
         if self._stream is None:
-            torch.index_select(source, 1, page_ids, out=buffer.pages)
+            np.take(source.numpy(), page_ids.numpy(), axis=2, out=buffer.pages.numpy(), mode="clip")
             return
         with torch.cuda.stream(self._stream):
             if fence is None:
                 self._stream.wait_stream(torch.cuda.default_stream(source.device))
             else:
                 self._stream.wait_event(fence)
-            buffer.pages.copy_(source.index_select(1, page_ids), non_blocking=True)
+            buffer.pages.copy_(source.index_select(2, page_ids), non_blocking=True)
         self._stream.synchronize()
 
-    def _store(self, layer: int, page_ids: Tensor, buffer: StagingBuffer) -> None:
-        target = self._pages[layer]
+    def _store(self, layers: range, page_ids: Tensor, buffer: StagingBuffer) -> None:
+        target = self._pages[layers.start : layers.stop]
         if self._stream is None:
             # Page by page inside numpy; torch's index_copy_ goes element by element (48 and 3.8 GB/s, measured).
-            target.numpy()[:, page_ids.numpy()] = buffer.pages.numpy()
+            target.numpy()[:, :, page_ids.numpy()] = buffer.pages.numpy()
             return
         with torch.cuda.stream(self._stream):
-            target.index_copy_(1, page_ids, buffer.pages.to(target.device, non_blocking=True))
+            target.index_copy_(2, page_ids, buffer.pages.to(target.device, non_blocking=True))
         self._stream.synchronize()
 
     async def _copy(self, buffer: StagingBuffer, copy: Callable[[], T]) -> T:

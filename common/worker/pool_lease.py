@@ -73,24 +73,25 @@ class PoolLease:
         self._closed = False
         self._buffers: list[StagingBuffer] = []
         self._ready: tuple[int, Sequence[memoryview]] | None = None
-        self.window_layers = staging.window_layers(page_ids)
+        self.window_layers = staging.window_parts(page_ids)
         if not staging.in_place(page_ids):
             self._buffers = [staging.take(len(page_ids)) for _ in range(self.window_layers)]
 
     @property
     def layers(self) -> int:
-        """Layers of the pool."""
-        return self._staging.pool.layout.n_layers
+        """Parts that the layers of the pool travel in."""
+        return self._staging.pool.layout.n_layers // self._staging.layers_per_part(len(self._page_ids))
 
     async def wait_layer(self, layer: int) -> None:
         """Return once the layer is computed and within reach."""
-        fence = await self._progress.wait_layer(layer)
+        layers = self._staging.layers_of(layer, len(self._page_ids))
+        fence = await self._progress.wait_layer(layers[-1])
         if not self._buffers:
-            self._ready = (layer, self._staging.pool.read_pages(self._page_ids, range(layer, layer + 1)))
+            self._ready = (layer, self._staging.pool.read_pages(self._page_ids, layers))
             return
         self.check()
         buffer = self._buffers[layer % self.window_layers]
-        await self._staging.load(layer, self._index, buffer, fence)
+        await self._staging.load(layers, self._index, buffer, fence)
         self._ready = (layer, [buffer.view])
 
     def views(self, layer: int) -> Sequence[memoryview]:

@@ -22,7 +22,7 @@ class PoolSink:
         self._page_ids = tuple(page_ids)
         self._index = torch.tensor(self._page_ids, dtype=torch.int64, device=staging.pool.tensor.device)
         self._buffers: list[StagingBuffer] = []
-        self.window_layers = staging.window_layers(self._page_ids)
+        self.window_layers = staging.window_parts(self._page_ids)
         if not staging.in_place(self._page_ids):
             self._buffers = [staging.take(len(self._page_ids)) for _ in range(self.window_layers)]
 
@@ -38,16 +38,19 @@ class PoolSink:
 
     @property
     def layers(self) -> int:
-        """Layers of the pool."""
-        return self._staging.pool.layout.n_layers
+        """Parts that the layers of the pool travel in."""
+        return self._staging.pool.layout.n_layers // self._staging.layers_per_part(len(self._page_ids))
 
     def views(self, layer: int) -> Sequence[memoryview]:
         """See `KvSink.views`."""
         if self._buffers:
             return [self._buffers[layer % self.window_layers].view]
-        return self._staging.pool.writable_runs(self._page_ids, range(layer, layer + 1))
+        return self._staging.pool.writable_runs(self._page_ids, self._layers_of(layer))
 
     async def complete(self, layer: int) -> None:
         """See `KvSink.complete`."""
         if self._buffers:
-            await self._staging.store(layer, self._index, self._buffers[layer % self.window_layers])
+            await self._staging.store(self._layers_of(layer), self._index, self._buffers[layer % self.window_layers])
+
+    def _layers_of(self, part: int) -> range:
+        return self._staging.layers_of(part, len(self._page_ids))

@@ -350,10 +350,10 @@ async def test_a_cancelled_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     reader, written = random_pool(2), []
 
     class SlowStaging(KvStaging):
-        def _store(self, layer: int, page_ids: torch.Tensor, buffer: StagingBuffer) -> None:
+        def _store(self, layers: range, page_ids: torch.Tensor, buffer: StagingBuffer) -> None:
             loop.call_soon_threadsafe(begun.set)
             assert finish.wait(20.0)
-            written.append(layer)
+            written.extend(layers)
 
     with PoolSink(SlowStaging(reader), READER_PAGES) as sink:
         sink.views(0)
