@@ -12,6 +12,9 @@ from common.core.worker_effects import WorkerEffect
 from common.core.worker_events import DecodeRequested, PrefillRequested, WorkerEvent, WorkerTick
 from common.errors import Reason, WireError
 
+IDLE_CHECK_DELAY_S = 0.25
+"""How long a worker must have rested before it proves that it owes nothing."""
+
 
 class CoreLoop:
     """Feeds a `WorkerCore` in order and wakes it when it asks to be. Event loop only.
@@ -85,7 +88,7 @@ class CoreLoop:
             self._perform(effect)
 
     def _arm(self) -> None:
-        """Set the timer for the core's next wish; when it is idle, check that nothing has leaked."""
+        """Set the timer for the core's next wish; when it has none and rests, check that nothing has leaked."""
         self._disarm()
         if self._stopped:
             return
@@ -94,7 +97,15 @@ class CoreLoop:
             delay_s = max(0.0, wakeup - self._clock.now())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.feed, WorkerTick())
         elif self._core.view().idle:
+            # Later: between two blocks of a lone request the worker is idle too, and its check would be waited for.
+            self._timer = asyncio.get_running_loop().call_later(IDLE_CHECK_DELAY_S, self._check_idle)
+
+    def _check_idle(self) -> None:
+        try:
             self._core.check_conservation()
+        except Exception as bug:
+            self.stop()
+            self._on_bug(bug)
 
     def _disarm(self) -> None:
         if self._timer is not None:

@@ -156,11 +156,11 @@ class Performer:
     def _send_kv_received(self, effect: SendKvReceived) -> None:
         if outbox := self._calls.find(effect.attempt):
             received = decode_pb2.KvReceived(transfer_s=effect.transfer_s, transfer_bytes=effect.transfer_bytes)
-            outbox.send(decode_pb2.DecodeResponse(kv_received=received))
+            outbox.send(decode_pb2.DecodeEvent(kv_received=received), may_wait=True)
 
     def _send_step(self, effect: SendStep) -> None:
         if outbox := self._calls.find(effect.attempt):
-            outbox.send(decode_pb2.DecodeResponse(step=step_delta_to_proto(effect.step)))
+            outbox.send(decode_pb2.DecodeEvent(step=step_delta_to_proto(effect.step)))
 
     def _send_prefill_result(self, effect: SendPrefillResult) -> None:
         if not (outbox := self._calls.find(effect.attempt)):
@@ -178,7 +178,7 @@ class Performer:
 
     def _send_completion(self, effect: SendCompletion) -> None:
         if outbox := self._calls.find(effect.attempt):
-            outbox.send(decode_pb2.DecodeResponse(block_completed=block_completion_to_proto(effect.completion)))
+            outbox.send(decode_pb2.DecodeEvent(block_completed=block_completion_to_proto(effect.completion)))
             outbox.finish()
 
     def _send_failure(self, effect: SendFailure) -> None:

@@ -84,10 +84,11 @@ class WorkerCalls:
         call = stub.Decode(request, timeout=effect.deadline_s, metadata=trace_metadata())
         try:
             async for response in call:
-                outcome = _decode_outcome(effect.call_id, response)
-                yield outcome
-                if isinstance(outcome, DecodeCompleted):
-                    return
+                for event in response.events:
+                    outcome = _decode_outcome(effect.call_id, event)
+                    yield outcome
+                    if isinstance(outcome, DecodeCompleted):
+                        return
             yield _failed(effect, WireError(Reason.PEER_LOST, "the decode stream ended before its block was complete"))
         except grpc.aio.AioRpcError as error:
             yield _failed(effect, wire_error(error))
@@ -106,17 +107,17 @@ def _prefill_outcome(call_id: CallId, response: prefill_pb2.PrefillResponse) -> 
     )
 
 
-def _decode_outcome(call_id: CallId, response: decode_pb2.DecodeResponse) -> CallOutcome:
-    match response.WhichOneof("event"):
+def _decode_outcome(call_id: CallId, event: decode_pb2.DecodeEvent) -> CallOutcome:
+    match event.WhichOneof("event"):
         case "kv_received":
-            received = response.kv_received
+            received = event.kv_received
             return DecodeKvReceived(
                 call_id=call_id, transfer_s=received.transfer_s, transfer_bytes=received.transfer_bytes
             )
         case "step":
-            return DecodeStepped(call_id=call_id, step=step_delta_from_proto(response.step))
+            return DecodeStepped(call_id=call_id, step=step_delta_from_proto(event.step))
         case "block_completed":
-            return DecodeCompleted(call_id=call_id, completion=block_completion_from_proto(response.block_completed))
+            return DecodeCompleted(call_id=call_id, completion=block_completion_from_proto(event.block_completed))
         case _:
             raise WireError(Reason.INTERNAL, "a worker sent an event that this scheduler does not know")
 

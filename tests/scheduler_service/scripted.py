@@ -134,14 +134,14 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.sources.append(source)
         work = await self._begin(request.work, context)
         if source == "local_prefill":
-            yield decode_pb2.DecodeResponse(step=step_delta_to_proto(self._delta(work, 0, 0, 1)))
+            yield _answer(step=step_delta_to_proto(self._delta(work, 0, 0, 1)))
         elif source == "remote":
-            yield decode_pb2.DecodeResponse(kv_received=decode_pb2.KvReceived(transfer_s=0.01, transfer_bytes=1234))
+            yield _answer(kv_received=decode_pb2.KvReceived(transfer_s=0.01, transfer_bytes=1234))
         middle = work.block_length_tokens // 2
         for step, (start, end) in enumerate([(1, middle), (middle, work.block_length_tokens)], start=1):
-            yield decode_pb2.DecodeResponse(step=step_delta_to_proto(self._delta(work, step, start, end)))
+            yield _answer(step=step_delta_to_proto(self._delta(work, step, start, end)))
         completion = self._completion(work, decode_forwards=2)
-        yield decode_pb2.DecodeResponse(block_completed=block_completion_to_proto(completion))
+        yield _answer(block_completed=block_completion_to_proto(completion))
 
     async def _begin(self, message: Any, context: Any) -> BlockWork:
         work = block_work_from_proto(message)
@@ -189,6 +189,10 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
                 await asyncio.sleep(0.05)
                 if self.speaking:
                     await self._heartbeat.write(scheduler_pb2.HeartbeatRequest())
+
+
+def _answer(**event: Any) -> decode_pb2.DecodeResponse:
+    return decode_pb2.DecodeResponse(events=[decode_pb2.DecodeEvent(**event)])
 
 
 class ScriptedRegistry:
