@@ -84,7 +84,8 @@ class WorkerCore:
         self._now = now
         self._effects = []
         self._apply(event)
-        self._effects += self._retention.expire(now)
+        if not isinstance(event, IterationCompleted):  # the shell starts the next forward before it ends an offer
+            self._effects += self._retention.expire(now)
         self._advance()
         if self._expire_page_waits():
             self._advance()

@@ -74,13 +74,12 @@ class WorkerApp:
         self._bug_found = asyncio.Event()
         self._calls = CallTable()
         self._retained = RetainedKv()
-        self._core = WorkerCore(_core_config(role, config, engine))
-        self._core_loop = CoreLoop(self._core, clock=self._clock, perform=self._perform, on_bug=self._on_bug)
+        self._core_loop = self._make_core_loop()
         self._transport = make_transport(config.kv_transport)
         self._serving = self._make_serving()
         self._link = SchedulerLink(address=config.scheduler_address, orders=self)
         self._registry = RegistryClient(address=config.kv_store_address, holdings=self._holdings)
-        self._forward = ForwardThread(engine, on_completed=self._core_loop.feed, on_failed=self._on_bug)
+        self._forward = ForwardThread(engine, complete=self._core_loop.complete, on_failed=self._on_bug)
         self._performer = self._make_performer()
         self._reception = self._make_reception()
 
@@ -96,11 +95,11 @@ class WorkerApp:
 
     def view(self) -> WorkerView:
         """A snapshot of the core."""
-        return self._core.view()
+        return self._core_loop.view()
 
     def check_conservation(self) -> None:
         """Assert that the core's pages add up."""
-        self._core.check_conservation()
+        self._core_loop.check_conservation()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set (the scheduler's drain order sets it too), then drain and close.
@@ -261,6 +260,15 @@ class WorkerApp:
     def _holdings(self) -> Holdings:
         return Holdings(owner=self._life, handles=self._retained.handles())
 
+    def _make_core_loop(self) -> CoreLoop:
+        return CoreLoop(
+            WorkerCore(_core_config(self._role, self._config, self._engine)),
+            clock=self._clock,
+            perform=self._perform,
+            submit=lambda job: self._forward.submit(job),
+            on_bug=self._on_bug,
+        )
+
     def _make_serving(self) -> KvServing:
         feed = self._core_loop.feed
         return KvServing(
@@ -280,7 +288,6 @@ class WorkerApp:
             kv_address=lambda: self._kv_address,
             calls=self._calls,
             retained=self._retained,
-            forward=self._forward,
             transport=self._transport,
             serving=self._serving,
             link=self._link,

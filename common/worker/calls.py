@@ -28,6 +28,7 @@ class CallOutbox:
     def __init__(self, work: BlockWork) -> None:
         self.work = work
         self.ended = False
+        self._handed_back = False
         self._error: WireError | None = None
         self._pending: list[Answer] = []
         self._due = asyncio.Event()
@@ -35,7 +36,9 @@ class CallOutbox:
 
     def send(self, answer: Answer, *, may_wait: bool = False) -> None:
         """Queue one answer for the caller; `may_wait`: it need not go before the next one, or the interval, is due."""
-        assert not self.ended, f"{self.work.attempt}: answer after the end"
+        assert self._handed_back or not self.ended, f"{self.work.attempt}: answer after the end"
+        if self.ended:
+            return
         self._pending.append(answer)
         if self._pause is not None:
             return
@@ -53,7 +56,14 @@ class CallOutbox:
         if not self.ended:
             self._end(error)
 
+    def hand_back(self, error: WireError) -> None:
+        """End the call with `error`, whatever the core is still going to say of it."""
+        self.fail(error)
+        self._handed_back = True
+
     def _end(self, error: WireError | None) -> None:
+        if self._handed_back:
+            return
         assert not self.ended, f"{self.work.attempt}: ended twice"
         self.ended, self._error = True, error
         self._due.set()
@@ -122,9 +132,9 @@ class CallTable:
                 self._empty.set()
 
     def fail_all(self, reason: Reason, message: str) -> None:
-        """End every live call with that reason."""
+        """Hand every live call back with that reason."""
         for outbox in self._calls.values():
-            outbox.fail(WireError(reason, message))
+            outbox.hand_back(WireError(reason, message))
 
     async def wait_empty(self) -> None:
         """Return when no call is live."""

@@ -1,4 +1,4 @@
-"""The one thread that touches the engine's compute. Jobs go in, iteration outcomes come back to the event loop.
+"""The one thread that touches the engine's compute. Jobs go in, iteration outcomes come out.
 
 A forward takes milliseconds to seconds; run inside a coroutine it would hold up every RPC and health probe.
 """
@@ -11,15 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from common.core.ids import BlockAttempt
 from common.core.params import CacheMode, SamplingParams
 from common.core.worker_effects import CloseBlock, OpenBlock, RunIteration
 from common.core.worker_events import IterationCompleted
 from common.engine.engine import BlockState, StepResult
-
-T = TypeVar("T")
 
 JOIN_TIMEOUT_S = 30.0
 """Longest wait for a forward that is still running when the process wants to end."""
@@ -60,19 +58,20 @@ class ForwardJob:
 class ForwardThread:
     """Owns the engine's block states and runs one `ForwardJob` at a time.
 
-    `on_completed` and `on_failed` are called on the event loop. A forward that raises is a bug of this process:
-    `on_failed` is called once and the thread ends.
+    `complete` is called on the thread itself with each outcome and answers the job to run next (None: wait for
+    `submit`). When it or a forward raises, that is a bug of this process: `on_failed` is called once, on the event
+    loop, and the thread ends.
     """
 
     def __init__(
         self,
         engine: ForwardEngine,
         *,
-        on_completed: Callable[[IterationCompleted], None],
+        complete: Callable[[IterationCompleted], ForwardJob | None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self._engine = engine
-        self._on_completed = on_completed
+        self._complete = complete
         self._on_failed = on_failed
         # Room for the one job that the core allows in flight, and for the order to stop.
         self._jobs: queue.Queue[ForwardJob | None] = queue.Queue(maxsize=2)
@@ -99,14 +98,15 @@ class ForwardThread:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                self._post(self._on_completed, self._execute(job))
+                while job is not None:
+                    job = self._complete(self._execute(job))
         except BaseException as error:
-            self._post(self._on_failed, error)
+            self._post_failure(error)
 
-    def _post(self, callback: Callable[[T], None], value: T) -> None:
+    def _post_failure(self, error: BaseException) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(callback, value)
+            self._loop.call_soon_threadsafe(self._on_failed, error)
         except RuntimeError:
             # The loop has closed: nobody is left to hear of it.
             assert self._loop.is_closed()

@@ -1,4 +1,4 @@
-"""Carries out what the worker core asks for: one method per effect, found by the effect's type."""
+"""Carries out what the worker core asks for, forwards excepted: one method per effect, found by the effect's type."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from common.core.ids import BlockAttempt, WorkerLife
 from common.core.work import KvHandle
 from common.core.worker_effects import (
     AbortFetch,
-    CloseBlock,
     FetchKv,
     ForgetKv,
-    OpenBlock,
     Report,
     RetainKv,
-    RunIteration,
     SendCompletion,
     SendFailure,
     SendKvReceived,
@@ -32,7 +29,6 @@ from common.rpc.convert import block_completion_to_proto, kv_handle_to_proto, st
 from common.rpc.status import wire_error_for
 from common.transport.base import KvTransport
 from common.worker.calls import CallTable
-from common.worker.forward_thread import ForwardJob, ForwardThread
 from common.worker.kv_serving import KvServing, PoolSink
 from common.worker.registry_client import RegistryClient
 from common.worker.retained_kv import RetainedKv
@@ -46,7 +42,7 @@ Spawn = Callable[[Coroutine[Any, Any, WorkerEvent]], "asyncio.Task[WorkerEvent]"
 class Performer:
     """The hands of one worker; never blocks, and runs on the event loop.
 
-    What takes time runs elsewhere (the forward thread, a task made by `spawn`) and comes back through `feed`.
+    What takes time runs in a task made by `spawn` and comes back through `feed`.
     """
 
     def __init__(
@@ -58,7 +54,6 @@ class Performer:
         kv_address: Callable[[], str],
         calls: CallTable,
         retained: RetainedKv,
-        forward: ForwardThread,
         transport: KvTransport,
         serving: KvServing,
         link: SchedulerLink,
@@ -72,19 +67,14 @@ class Performer:
         self._kv_address = kv_address
         self._calls = calls
         self._retained = retained
-        self._forward = forward
         self._transport = transport
         self._serving = serving
         self._link = link
         self._registry = registry
         self._spawn = spawn
         self._feed = feed
-        self._changes: list[OpenBlock | CloseBlock] = []
         self._fetches: dict[BlockAttempt, asyncio.Task[WorkerEvent]] = {}
         self._methods: dict[type[WorkerEffect], Callable[[Any], None]] = {
-            OpenBlock: self._changes.append,
-            CloseBlock: self._changes.append,
-            RunIteration: self._run_iteration,
             FetchKv: self._fetch_kv,
             AbortFetch: self._abort_fetch,
             RetainKv: self._retain_kv,
@@ -100,11 +90,6 @@ class Performer:
     def perform(self, effect: WorkerEffect) -> None:
         """Carry out one effect."""
         self._methods[type(effect)](effect)
-
-    def _run_iteration(self, effect: RunIteration) -> None:
-        """Block states live on the forward thread: their changes travel with the next iteration."""
-        self._forward.submit(ForwardJob(changes=tuple(self._changes), run=effect))
-        self._changes.clear()
 
     def _fetch_kv(self, effect: FetchKv) -> None:
         task = self._spawn(self._fetch(effect))
