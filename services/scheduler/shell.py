@@ -49,6 +49,9 @@ from services.scheduler.worker_calls import CallOutcome, WorkerCalls
 
 log = logging.getLogger(__name__)
 
+_TOLD = PublishStep | PublishBlock | FinishRequest | FailRequest
+"""Effects for a request's client; their order among each other counts, not that to the others."""
+
 
 class SchedulerShell:
     """Drives one `SchedulerCore`. Methods are called on the event loop that awaits `run`."""
@@ -189,8 +192,11 @@ class SchedulerShell:
             self._ended.set_exception(error)
 
     def _carry_out(self, effects: list[SchedulerEffect]) -> None:
-        for effect in effects:
-            self._dispatch[type(effect)](effect)
+        """Workers first: a device waits for its next block, a client for nothing that is already late."""
+        for told in (False, True):
+            for effect in effects:
+                if isinstance(effect, _TOLD) is told:
+                    self._dispatch[type(effect)](effect)
         self._set_timer()
 
     def _set_timer(self) -> None:
