@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
 from common.core.defaults import DEFAULT_STREAM_INTERVAL_S
@@ -68,7 +68,7 @@ class CallOutbox:
         self.ended, self._error = True, error
         self._due.set()
 
-    async def batches(self) -> AsyncIterator[Sequence[Answer]]:
+    async def batches(self) -> AsyncGenerator[Sequence[Answer], None]:
         """Yield what is due, never nothing, until the end; raises the call's `WireError` if it ended badly."""
         try:
             while True:

@@ -63,6 +63,15 @@ def play(*events: Event) -> Act:
     return act
 
 
+def play_at_once(*events: Event) -> Act:
+    """An act that sends `events` in one message, as a scheduler does whose client is slow, and ends."""
+
+    async def act(request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Response]:
+        yield Response(events=events)
+
+    return act
+
+
 def play_then_raise(error: Exception, *events: Event) -> Act:
     """An act that sends `events` and then fails."""
 

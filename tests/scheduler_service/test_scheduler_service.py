@@ -65,6 +65,22 @@ async def test_disaggregated_request_runs_block_by_block_to_its_end(
     await scheduler.until_idle()
 
 
+async def test_a_workers_events_count_the_same_one_by_one_and_in_one_message(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler(ServingMode.DISAGGREGATED)
+    await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    decode.gathers = True
+    events = await collect(scheduler.stub.Schedule(make_request()))
+    assert revealed(events) == {position: token_at(position) for position in range(20)}
+    kinds = [event.WhichOneof("event") for event in events if event.WhichOneof("event") != "step"]
+    assert kinds == ["queued", *["block_committed"] * 3, "finished"]
+    placements = [event.block_committed for event in events if event.HasField("block_committed")]
+    assert [placement.transfer_bytes for placement in placements] == [1234] * 3
+    await scheduler.until_idle()
+
+
 async def test_colocated_request_runs_on_decode_workers_alone(
     start_scheduler: StartScheduler, add_worker: AddWorker
 ) -> None:
