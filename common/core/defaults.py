@@ -49,7 +49,7 @@ DEFAULT_HEARTBEAT_KEEPALIVE_S = 0.5
 DEFAULT_REPORT_INTERVAL_S = 0.02
 """Shortest time between two iteration reports of one worker; reports in between are coalesced."""
 
-DEFAULT_STREAM_INTERVAL_S = 0.005
+DEFAULT_STREAM_INTERVAL_S = 0.01
 """Least time between two messages of a decode stream: deltas of faster steps share one, its first and last apart."""
 
 DEFAULT_PEER_BACKOFF_S = 0.25

@@ -35,7 +35,7 @@ MAX_PENDING = 4096
 RECONCILE_INTERVAL_S = 10.0
 """Time between reconciliations: a registry that restarts and forgets may well go unnoticed (calls are retried)."""
 
-GATHER_S = 0.02
+GATHER_S = 0.05
 """Time for facts to gather before an RPC: K/V fetched and freed within it is not worth one."""
 
 CALL_TIMEOUT_S = 2.0
