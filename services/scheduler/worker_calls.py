@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -72,27 +72,27 @@ class WorkerCalls:
         for life in list(self._workers):
             await self.disconnect(life)
 
-    async def prefill(self, effect: CallPrefill) -> AsyncGenerator[CallOutcome, None]:
+    async def prefill(self, effect: CallPrefill) -> AsyncGenerator[Sequence[CallOutcome], None]:
         """Run a prefill; yields its one outcome."""
         worker = self._workers.get(effect.target)
         if worker is None:
-            yield CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)
+            yield [CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)]
             return
         work = block_work_to_proto(effect.work, target_incarnation=effect.target.incarnation)
         try:
             request = prefill_pb2.PrefillRequest(work=work)
             response = await worker.prefill.Prefill(request, timeout=effect.deadline_s, metadata=trace_metadata())
-            yield _prefill_outcome(effect.call_id, response)
+            yield [_prefill_outcome(effect.call_id, response)]
         except grpc.aio.AioRpcError as error:
-            yield _failed(effect, wire_error(error))
+            yield [_failed(effect, wire_error(error))]
         except WireError as error:
-            yield _failed(effect, error)
+            yield [_failed(effect, error)]
 
-    async def decode(self, effect: CallDecode) -> AsyncGenerator[CallOutcome, None]:
-        """Run a block's decode; yields outcomes as they come, the last is DecodeCompleted or CallFailed."""
+    async def decode(self, effect: CallDecode) -> AsyncGenerator[Sequence[CallOutcome], None]:
+        """Run a block's decode; yields what each message says, the last is DecodeCompleted or CallFailed."""
         worker = self._workers.get(effect.target)
         if worker is None:
-            yield CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)
+            yield [CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)]
             return
         work = block_work_to_proto(effect.work, target_incarnation=effect.target.incarnation)
         request = decode_pb2.DecodeRequest(work=work)
@@ -100,16 +100,16 @@ class WorkerCalls:
         call = worker.decode.Decode(request, timeout=effect.deadline_s, metadata=trace_metadata())
         try:
             async for response in call:
-                for event in response.events:
-                    outcome = _decode_outcome(effect.call_id, event)
-                    yield outcome
-                    if isinstance(outcome, DecodeCompleted):
-                        return
-            yield _failed(effect, WireError(Reason.PEER_LOST, "the decode stream ended before its block was complete"))
+                outcomes = [_decode_outcome(effect.call_id, event) for event in response.events]
+                yield outcomes
+                if outcomes and isinstance(outcomes[-1], DecodeCompleted):
+                    return
+            early = WireError(Reason.PEER_LOST, "the decode stream ended before its block was complete")
+            yield [_failed(effect, early)]
         except grpc.aio.AioRpcError as error:
-            yield _failed(effect, wire_error(error))
+            yield [_failed(effect, wire_error(error))]
         except WireError as error:
-            yield _failed(effect, error)
+            yield [_failed(effect, error)]
         finally:
             call.cancel()
 
