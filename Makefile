@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constr
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: compose-test help install install-dev demo test lint format stubs bench-overhead clean
+.PHONY: compose-test help install install-dev demo test mutants lint format stubs bench-overhead bench-core clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ test: $(VENV)/.installed-dev ## Run the whole suite (installs Debian's redis-ser
 	@.ci/install-redis
 	@$(BIN)/python -m pytest $(ARGS)
 
+mutants: $(VENV)/.installed-dev ## Break the cores one rule at a time; a table of what the suite kills (all of them).
+	@PYTHONPATH=.:protos $(BIN)/python -m tests.core.mutants
+
 lint: $(VENV)/.installed-dev ## ruff, mypy, import rules, buf lint, stub check.
 	@echo "== ruff"       && $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "== mypy"       && $(BIN)/mypy && $(BIN)/mypy tests
@@ -60,6 +63,9 @@ compose-test: $(VENV)/.installed-runtime ## Build the images, run the stack on a
 
 bench-overhead: $(VENV)/.installed-runtime ## What the services add to a request, side by side with the bare engine.
 	@$(BIN)/sangam bench-overhead
+
+bench-core: $(VENV)/.installed-runtime ## Core events per second; what one event costs as cluster and queue grow.
+	@$(BIN)/python -m common.bench.core
 
 clean: ## Remove .venv and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

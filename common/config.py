@@ -289,7 +289,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(cls: type[ServiceConfig], hints: Mapping[str, Any], prog: str) -> _Parser:
     parser = _Parser(prog=prog, description=cls.__doc__, allow_abbrev=False)
     for setting in fields(cls):
-        flag, help_text = flag_of(setting.name), _help(setting, hints[setting.name])
+        flag, help_text = flag_of(setting.name), help_of(setting, hints[setting.name])
         # SUPPRESS: only what was really given is in the namespace, so that the environment can fill the rest.
         if hints[setting.name] is bool:
             action = argparse.BooleanOptionalAction
@@ -300,7 +300,8 @@ def _parser(cls: type[ServiceConfig], hints: Mapping[str, Any], prog: str) -> _P
     return parser
 
 
-def _help(setting: Field[Any], hint: Any) -> str:
+def help_of(setting: Field[Any], hint: Any) -> str:
+    """Command-line help of a setting: what it is, what it allows, its default and its variable."""
     notes = []
     if allowed := choices_of(setting, hint):
         notes.append("one of " + ", ".join(allowed))

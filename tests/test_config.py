@@ -149,3 +149,19 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(capsys):
         exit_for_user_error("sangam gateway", ConfigError("--port:\nbad"))
     assert caught.value.code == 2
     assert capsys.readouterr().err == "sangam gateway: error: --port: bad\n"
+
+
+def test_budget_and_threshold_may_be_left_to_the_service():
+    assert (worker("--token-budget", "auto").token_budget, worker("--token-budget", "512").token_budget) == (
+        "auto",
+        512,
+    )
+    assert scheduler(SANGAM_OVERLOAD_THRESHOLD="auto").overload_threshold == "auto"
+    for config in (worker("--token-budget", "auto"), scheduler("--overload-threshold", "auto")):
+        assert load_config(type(config), to_argv(config), "sangam", environ={}) == config
+
+
+@pytest.mark.parametrize("text", ["Auto", "0", "-1", "1.5", ""])
+def test_neither_number_nor_auto_is_refused(text):
+    with pytest.raises(ConfigError, match=r"^--token-budget: must be"):
+        worker("--token-budget", text)

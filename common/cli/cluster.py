@@ -18,6 +18,7 @@ import grpc.aio
 
 from common.cli.run_dir import CLUSTER_FILE, RunningCluster
 from common.cli.supervisor import ManagedProcess, ProcessSpec, ServiceFailed, stop_all
+from common.config_values import TokensOrAuto
 from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import Role, ServingMode
 from common.rpc.channel import open_channel
@@ -34,7 +35,8 @@ class ClusterConfig:
     """What to start. `grpc_port` 0 means any free port; `kv_pages` 0 lets each worker size its own pool.
 
     `device` may name several, separated by commas: they are dealt out to the workers in turn. `torch_threads` 0 shares
-    all cores but one among the workers. `worker_options` are further flags for every worker.
+    all cores but one among the workers. `worker_options` and `scheduler_options` are further flags for every worker
+    and for the scheduler.
     """
 
     model_dir: Path
@@ -44,14 +46,15 @@ class ClusterConfig:
     decode_workers: int
     host: str = "127.0.0.1"
     grpc_port: int = 0
-    token_budget_tokens: int = DEFAULT_TOKEN_BUDGET_TOKENS
-    overload_threshold_tokens: int = DEFAULT_OVERLOAD_THRESHOLD_TOKENS
+    token_budget_tokens: TokensOrAuto = DEFAULT_TOKEN_BUDGET_TOKENS
+    overload_threshold_tokens: TokensOrAuto = DEFAULT_OVERLOAD_THRESHOLD_TOKENS
     device: str = "cpu"
     dtype: str = "auto"
     kv_pages: int = 0
     torch_threads: int = 0
     log_level: str = "info"
     worker_options: tuple[str, ...] = field(default=())
+    scheduler_options: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
         """Every cluster has a decode worker; only hybrid leaves the number of prefill workers open."""
@@ -217,6 +220,7 @@ class Cluster:
             *("--mode", self.config.mode.value),
             *("--overload-threshold", str(self.config.overload_threshold_tokens)),
             *("--kv-store-address", self.kv_store_address),
+            *self.config.scheduler_options,
         )
 
     def _gateway_arguments(self) -> tuple[str, ...]:

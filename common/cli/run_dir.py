@@ -8,7 +8,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.cli.default_model import cache_dir
+from common.cli.default_model import cache_dir, make_cache_folder
 from common.errors import ConfigError, SangamError
 
 CLUSTER_FILE = "cluster.json"
@@ -44,8 +44,17 @@ def new_run_dir() -> Path:
             shutil.rmtree(old, ignore_errors=True)
     run_dir = runs_dir() / str(os.getpid())
     shutil.rmtree(run_dir, ignore_errors=True)
-    run_dir.mkdir(parents=True)
+    make_cache_folder(run_dir)
     return run_dir
+
+
+def own_run_dir(run_dir: Path) -> Path:
+    """The absolute path of a run folder that the user named, made when absent. Raises ConfigError."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--run-dir: {run_dir} cannot be made: {error.strerror}") from None
+    return run_dir.absolute()
 
 
 def read_cluster_file(run_dir: Path) -> RunningCluster | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.sim.cluster import OnProgress, SimCluster, SimResult
+from common.sim.cluster import SimCluster, SimResult
 from common.sim.metrics import summarise
 from common.sim.options import OPTIONS, Run, build_run
 from common.sim.plots import check_plotting, plot_run, plot_sweep
@@ -20,6 +20,7 @@ from common.sim.settings import Settings
 
 PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 1.0
+PROGRESS_LINE_EVERY_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,25 +81,28 @@ def _simulate(planned: Run, point: Mapping[str, str]) -> SimResult:
 
 
 class _Progress:
-    """One line on stderr for runs that take a while."""
+    """Says on stderr how far a long run is: one line, rewritten, on a terminal; a line now and then elsewhere."""
 
     def __init__(self, label: str, requests: int) -> None:
         self._label, self._requests = label, requests
+        self._live = sys.stderr.isatty()
         self._next_s = time.monotonic() + PROGRESS_AFTER_S
-        self._shown = False
-        self.show: OnProgress = self._show
+        self._open_line = False
 
-    def _show(self, virtual_s: float, ended: int) -> None:
+    def show(self, virtual_s: float, ended: int) -> None:
+        """Say so, unless that was said a moment ago."""
         now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + PROGRESS_EVERY_S
-            self._shown = True
-            text = f"{self._label}{ended} of {self._requests} requests, {virtual_s:.0f} simulated seconds"
-            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+        if now < self._next_s:
+            return
+        self._next_s = now + (PROGRESS_EVERY_S if self._live else PROGRESS_LINE_EVERY_S)
+        text = f"{self._label}{ended} of {self._requests} requests, {virtual_s:.0f} simulated seconds"
+        # To the end of the line: a shorter text must not leave the tail of a longer one.
+        print(f"\r{text}\x1b[K" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+        self._open_line = self._live
 
     def close(self) -> None:
-        """End the line, if there is one."""
-        if self._shown:
+        """End the line, if one is open."""
+        if self._open_line:
             print(file=sys.stderr)
 
 

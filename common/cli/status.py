@@ -12,6 +12,7 @@ import grpc.aio
 
 from common.cli.run_dir import find_scheduler
 from common.cli.table import render_table
+from common.core.ids import Role, ServingMode
 from common.errors import Reason, WireError
 from common.rpc.channel import open_channel
 from common.rpc.convert import role_from_proto, serving_mode_from_proto
@@ -22,7 +23,7 @@ TIMEOUT_S = 5.0
 
 _HEADER = (
     *("worker", "role", "incarnation", "address", "pages free", "pages", "prefill tokens"),
-    *("deficit", "decodes", "queued prefills", "state"),
+    *("budget", "deficit", "decodes", "gap ms", "queued prefills", "state"),
 )
 
 
@@ -79,6 +80,7 @@ def facts(state: scheduler_pb2.GetClusterStateResponse) -> dict[str, Any]:
     return {
         "mode": serving_mode_from_proto(state.mode).value,
         "overload_threshold_tokens": state.overload_threshold_tokens,
+        "overload_threshold_adapts": state.overload_threshold_adapts,
         "queued_blocks": state.queued_blocks,
         "waiting_decode_blocks": state.waiting_decode_blocks,
         "running_requests": state.running_requests,
@@ -108,6 +110,9 @@ def _worker_facts(worker: scheduler_pb2.WorkerState) -> dict[str, Any]:
             "queued_prefills": report.queued_prefills,
             "queued_prefill_tokens": report.queued_prefill_tokens,
             "retained_blocks": report.retained_blocks,
+            "token_budget_tokens": report.token_budget_tokens,
+            "token_budget_adapts": report.token_budget_adapts,
+            "decode_gap_s": report.decode_gap_s,
         }
         if worker.HasField("report")
         else None,
@@ -119,7 +124,7 @@ def render(state: scheduler_pb2.GetClusterStateResponse) -> str:
     queue = (
         f"{serving_mode_from_proto(state.mode).value} mode: {state.running_requests} requests running, "
         f"{state.queued_blocks} blocks queued for prefill, {state.waiting_decode_blocks} waiting for decode memory, "
-        f"{state.ended_requests} requests ended"
+        f"{state.ended_requests} requests ended{_threshold(state)}"
     )
     if not state.workers:
         return f"{queue}\n  no worker is registered"
@@ -131,7 +136,24 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
     return (
         *(worker["worker_id"], worker["role"], str(worker["incarnation"]), worker["address"]),
         *(str(worker["pages_free"]), str(worker["pages_total"]), str(worker["outstanding_prefill_tokens"])),
-        *(str(reported.get("deficit_tokens", "-")), str(worker["active_decodes"])),
+        *(_budget(worker), str(reported.get("deficit_tokens", "-")), str(worker["active_decodes"])),
+        f"{reported['decode_gap_s'] * 1e3:.0f}" if reported.get("decode_gap_s") else "-",
         str(reported.get("queued_prefills", "-")),
         "draining" if worker["draining"] else "serving",
     )
+
+
+def _threshold(state: scheduler_pb2.GetClusterStateResponse) -> str:
+    """The overload threshold in force, where it means something."""
+    if serving_mode_from_proto(state.mode) is not ServingMode.HYBRID:
+        return ""
+    return f"; overload threshold {state.overload_threshold_tokens}{' (auto)' * state.overload_threshold_adapts}"
+
+
+def _budget(worker: dict[str, Any]) -> str:
+    """The token budget in force; a prefill worker has none."""
+    if worker["role"] != Role.DECODE.value:
+        return "-"
+    reported = worker["reported"] or {}
+    tokens = reported.get("token_budget_tokens") or worker["token_budget_tokens"]
+    return f"{tokens}{' auto' * reported.get('token_budget_adapts', False)}"

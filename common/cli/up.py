@@ -12,12 +12,15 @@ from common.checkpoint import check_checkpoint
 from common.cli.cluster import STOP_GRACE_S, Cluster, ClusterConfig
 from common.cli.default_model import default_model_dir
 from common.cli.interrupt import Interrupted, run_interruptible
-from common.cli.run_dir import new_run_dir
+from common.cli.policy_flags import add_policy_arguments, scheduler_options, tokens_or_auto, worker_options
+from common.cli.run_dir import new_run_dir, own_run_dir
 from common.cli.supervisor import ServiceFailed
 from common.cli.table import render_table
+from common.config_values import AUTO
 from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import ServingMode
 from common.errors import ConfigError
+from common.text_codec import load_text_codec
 
 PROG = "sangam up"
 DEFAULT_GRPC_PORT = 50051
@@ -49,17 +52,17 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode-workers", type=int, default=1, metavar="M", help="decode workers (default 1)")
     parser.add_argument(
         "--token-budget",
-        type=int,
+        type=tokens_or_auto,
         default=DEFAULT_TOKEN_BUDGET_TOKENS,
         metavar="TAU",
-        help="query tokens one worker iteration may spend (default %(default)s)",
+        help="query tokens one worker iteration may spend, or auto (default %(default)s)",
     )
     parser.add_argument(
         "--overload-threshold",
-        type=int,
+        type=tokens_or_auto,
         default=DEFAULT_OVERLOAD_THRESHOLD_TOKENS,
         metavar="THETA",
-        help="outstanding prefill tokens at which a worker counts as overloaded (default %(default)s)",
+        help="outstanding prefill tokens at which a worker counts as overloaded, or auto (default %(default)s)",
     )
     parser.add_argument(
         "--device",
@@ -76,12 +79,13 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-pages", type=int, default=0, metavar="N", help="KV pages per worker (default: what fits)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add_policy_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0 after Ctrl-C, 1 when a service failed. Raises ConfigError or CheckpointError."""
-    check_port_free(args.host, args.grpc_port)
     config = cluster_config(args, host=args.host, grpc_port=args.grpc_port)
+    check_port_free(args.host, args.grpc_port)
     try:
         run_interruptible(_serve(config))
     except Interrupted:
@@ -102,9 +106,10 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
     _check_counts(args, mode, prefill_workers)
     model_dir: Path = (args.model or default_model_dir()).absolute()
     check_checkpoint(model_dir)
+    load_text_codec(model_dir)
     return ClusterConfig(
         model_dir=model_dir,
-        run_dir=(args.run_dir or new_run_dir()).absolute(),
+        run_dir=own_run_dir(args.run_dir) if args.run_dir else new_run_dir(),
         mode=mode,
         prefill_workers=prefill_workers,
         decode_workers=args.decode_workers,
@@ -112,6 +117,8 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
         grpc_port=grpc_port,
         token_budget_tokens=args.token_budget,
         overload_threshold_tokens=args.overload_threshold,
+        scheduler_options=scheduler_options(args),
+        worker_options=worker_options(args),
         device=args.device,
         dtype=args.dtype,
         kv_pages=args.kv_pages,
@@ -122,8 +129,9 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
 def _check_counts(args: argparse.Namespace, mode: ServingMode, prefill_workers: int) -> None:
     minimums = {"decode_workers": 1, "token_budget": 1, "overload_threshold": 1, "kv_pages": 0}
     for name, minimum in minimums.items():
-        if getattr(args, name) < minimum:
-            raise ConfigError(f"--{name.replace('_', '-')}: must be {minimum} or more, not {getattr(args, name)}")
+        value = getattr(args, name)
+        if value != AUTO and value < minimum:
+            raise ConfigError(f"--{name.replace('_', '-')}: must be {minimum} or more, not {value}")
     least = 1 if mode is ServingMode.DISAGGREGATED else 0
     most = 0 if mode is ServingMode.COLOCATED else None
     if prefill_workers < least or (most is not None and prefill_workers > most):

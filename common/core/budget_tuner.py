@@ -33,7 +33,7 @@ class BudgetTuner:
         self.decode_gap_s = 0.0
         self._budget_tokens = config.token_budget_tokens
         self._target_gap_s = config.target_decode_gap_s
-        self._fresh_tokens = float(config.token_budget_tokens)
+        self._fresh_tokens = float(max(config.token_budget_tokens, MIN_ADAPTIVE_FRESH_TOKENS))
         self._base_s: float | None = None
         self._per_token_s: float | None = None
         self._gap_from_s: float | None = None

@@ -84,8 +84,7 @@ class WorkerCore:
         self._now = now
         self._effects = []
         self._apply(event)
-        if not isinstance(event, IterationCompleted):  # the shell starts the next forward before it ends an offer
-            self._effects += self._retention.expire(now)
+        self._effects += self._retention.expire(now)
         self._advance()
         if self._expire_page_waits():
             self._advance()
@@ -102,6 +101,7 @@ class WorkerCore:
             pages_total=self._pool.pages_total,
             free_pages=self._pool.free_pages,
             deficit_tokens=self._budget.deficit_tokens,
+            token_budget_tokens=self._budget.token_budget_tokens,
             active_decodes=tuple(self._blocks.decodes),
             queued_prefills=tuple(self._blocks.queued),
             waiting_pages=tuple(self._blocks.page_waiters),

@@ -21,6 +21,7 @@ class WorkerView:
     pages_total: int
     free_pages: int
     deficit_tokens: int
+    token_budget_tokens: int
     active_decodes: tuple[BlockAttempt, ...]
     queued_prefills: tuple[BlockAttempt, ...]
     waiting_pages: tuple[BlockAttempt, ...]

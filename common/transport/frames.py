@@ -2,7 +2,7 @@
 
 Every frame is a 36-byte little-endian header and `length` payload bytes:
 
-    magic "SGKV" | version u8 | kind u8 | zero u16 | layer u32 | offset u64 | length u64 | payload checksum | header crc32
+    magic "SGKV" | version u8 | kind u8 | zero u16 | layer u32 | offset u64 | length u64 | payload sum | header crc32
 
 `layer` and `offset` are zero but for DATA, whose payload is bytes [offset, offset + length) of that layer. The header
 has a checksum of its own, so a damaged length is found before it is believed; and no length is believed beyond what
@@ -29,6 +29,7 @@ from common.transport.messages import (
     MalformedFrame,
     ReadRequest,
     Refusal,
+    Trailer,
     UcxPeer,
 )
 
@@ -52,6 +53,7 @@ class FrameKind(enum.IntEnum):
     ACK = 5
     PEER = 6
     DELIVERED = 7
+    TRAILER = 8
 
 
 _MESSAGES: dict[FrameKind, type[ControlMessage]] = {
@@ -61,6 +63,7 @@ _MESSAGES: dict[FrameKind, type[ControlMessage]] = {
     FrameKind.ACK: Ack,
     FrameKind.PEER: UcxPeer,
     FrameKind.DELIVERED: Delivered,
+    FrameKind.TRAILER: Trailer,
 }
 _KIND_NUMBERS = frozenset(map(int, FrameKind))
 _KINDS = {message: kind for kind, message in _MESSAGES.items()}

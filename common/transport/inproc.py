@@ -78,8 +78,8 @@ class InprocTransport:
         """See `KvTransport.fetch`."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        received_bytes = await self._fetches.run(handle.owner, self._read(handle, sink), timeout_s)
-        return FetchStats(transfer_s=loop.time() - started_s, transfer_bytes=received_bytes)
+        received_bytes, trailer = await self._fetches.run(handle.owner, self._read(handle, sink), timeout_s)
+        return FetchStats(transfer_s=loop.time() - started_s, transfer_bytes=received_bytes, trailer=trailer)
 
     async def close_peer(self, life: WorkerLife) -> None:
         """See `KvTransport.close_peer`."""
@@ -95,7 +95,7 @@ class InprocTransport:
                 await asyncio.wait(self._listener.reads)
         await self._fetches.close()
 
-    async def _read(self, handle: KvHandle, sink: KvSink) -> int:
+    async def _read(self, handle: KvHandle, sink: KvSink) -> tuple[int, bytes]:
         listener = self._network.find(handle.address)
         lease = listener.provider.open_read(
             KvReadRequest(
@@ -109,7 +109,7 @@ class InprocTransport:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listener.reads.add(ended)
         try:
-            received_bytes = await race(_copy(lease, sink), _until_revoked(lease), _until_closed(listener))
+            received = await race(_copy(lease, sink), _until_revoked(lease), _until_closed(listener))
             delivered = True
         except WireError:
             raise
@@ -120,10 +120,10 @@ class InprocTransport:
             lease.close(delivered=delivered)
             listener.reads.remove(ended)
             ended.set_result(None)
-        return received_bytes
+        return received
 
 
-async def _copy(lease: KvReadLease, sink: KvSink) -> int:
+async def _copy(lease: KvReadLease, sink: KvSink) -> tuple[int, bytes]:
     if lease.layers < 1:
         raise WireError(Reason.LAYOUT_MISMATCH, "there is no K/V to read")
     await lease.wait_layer(0)
@@ -135,7 +135,7 @@ async def _copy(lease: KvReadLease, sink: KvSink) -> int:
         await lease.wait_layer(layer)
         await _copy_layer(lease, ByteRun(lease.views(layer)), ByteRun(sink.views(layer)))
         await sink.complete(layer)
-    return source.size_bytes * lease.layers
+    return source.size_bytes * lease.layers, await lease.trailer()
 
 
 async def _copy_layer(lease: KvReadLease, source: ByteRun, target: ByteRun) -> None:

@@ -1,9 +1,9 @@
 """The small control messages of a KV read, and their payloads on the wire.
 
-A reader sends `ReadRequest`; the owner answers `Accept` and then data, or `Refusal` (also between data frames); the
-reader ends with an acknowledgement. Over UCX both sides first introduce themselves with `UcxPeer`, and the data is replaced
-by a `Delivered` for each piece that UCX has moved. Payloads are little-endian structs followed by UTF-8 strings with a 16-bit length:
-decoding looks at nothing but the bytes given and raises `MalformedFrame` on any surprise.
+A reader sends `ReadRequest`; the owner answers `Accept`, then data, then `Trailer`, or `Refusal` (also in between);
+the reader ends with an acknowledgement. Over UCX both sides first introduce themselves with `UcxPeer`, and the data is
+replaced by a `Delivered` for each piece that UCX has moved. Payloads are little-endian structs followed by UTF-8
+strings with a 16-bit length: decoding looks at nothing but the bytes given and raises `MalformedFrame` on any surprise.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.errors import InvalidRequest, Reason, WireError
-from common.transport.base import KvReadRequest
+from common.transport.base import MAX_TRAILER_BYTES, KvReadRequest
 
-MAX_CONTROL_BYTES = 16 * 1024
+MAX_CONTROL_BYTES = MAX_TRAILER_BYTES
 """Longest payload of a control frame; nothing larger is ever allocated on a peer's word."""
 
 _REQUEST = struct.Struct("<IIQId")
@@ -139,7 +139,8 @@ class UcxPeer:
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        return _PEER.pack(self.first_tag, len(self.worker_address)) + self.worker_address + _pack_string(self.ucx_version)
+        head = _PEER.pack(self.first_tag, len(self.worker_address))
+        return head + self.worker_address + _pack_string(self.ucx_version)
 
     @classmethod
     def decode(cls, payload: bytes) -> UcxPeer:
@@ -174,7 +175,24 @@ class Delivered:
         return cls(layer=layer, offset_bytes=offset_bytes, length_bytes=length_bytes, payload_sum=payload_sum)
 
 
-ControlMessage = ReadRequest | Accept | Refusal | Ack | UcxPeer | Delivered
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trailer:
+    """Ends the data: bytes of the lease's own making."""
+
+    data: bytes
+
+    def encode(self) -> bytes:
+        """Payload bytes."""
+        assert len(self.data) <= MAX_TRAILER_BYTES, f"a trailer of {len(self.data)} bytes"
+        return self.data
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Trailer:
+        """Inverse of `encode`."""
+        return cls(data=payload)
+
+
+ControlMessage = ReadRequest | Accept | Refusal | Ack | UcxPeer | Delivered | Trailer
 
 
 def _pack_string(text: str) -> bytes:

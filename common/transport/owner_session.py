@@ -13,7 +13,7 @@ from common.transport.base import KvProvider, KvReadLease
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import DataFrame, FrameDecoder, encode_control
-from common.transport.messages import Accept, Ack, ReadRequest, Refusal
+from common.transport.messages import Accept, Ack, ReadRequest, Refusal, Trailer
 from common.transport.racing import race
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,10 @@ class OwnerSession:
         try:
             async with asyncio.timeout(min(request.timeout_s, self._limits.read_timeout_s)):
                 await race(
-                    self._send_layers(lease), self._until_revoked(lease), self._until_peer_speaks(), self._payloads.run()
+                    self._send_layers(lease),
+                    self._until_revoked(lease),
+                    self._until_peer_speaks(),
+                    self._payloads.run(),
                 )
                 await race(self._until_acknowledged(), self._until_revoked(lease))
             delivered = True
@@ -138,6 +141,7 @@ class OwnerSession:
                 payload = memoryview(run.joined(frame.offset_bytes, frame.length_bytes))
                 await self._payloads.send(frame, payload, lease.check)
         await self._payloads.settle(lease.layers - 1)
+        await self._say(encode_control(Trailer(data=await lease.trailer())))
 
     async def _say(self, frame: bytes) -> None:
         await self._stream.send([memoryview(frame)], stall_timeout_s=self._limits.stall_timeout_s)

@@ -15,6 +15,7 @@ from common.transport.byte_stream import ByteStream
 from common.transport.fetches import FetchTable
 from common.transport.messages import ReadRequest
 from common.transport.owner_session import OwnerLimits
+from common.transport.tcp_reader import Received
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
@@ -55,8 +56,8 @@ class SocketTransport(ABC):
         """Serve a fresh connection to its end; the caller closes it."""
 
     @abstractmethod
-    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> int:
-        """One whole read; returns the payload bytes received. Raises as `KvTransport.fetch`, its timeout excepted."""
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
+        """One whole read: payload bytes and trailer. Raises as `KvTransport.fetch`, its timeout excepted."""
 
     async def listen(self, host: str, provider: KvProvider) -> str:
         """See `KvTransport.listen`. Raises `OSError` when `host` is not this machine's."""
@@ -87,8 +88,8 @@ class SocketTransport(ABC):
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         read = self._read(handle, request, sink, min(self._connect_timeout_s, timeout_s))
-        received_bytes = await self._fetches.run(handle.owner, read, timeout_s)
-        return FetchStats(transfer_s=loop.time() - started_s, transfer_bytes=received_bytes)
+        received_bytes, trailer = await self._fetches.run(handle.owner, read, timeout_s)
+        return FetchStats(transfer_s=loop.time() - started_s, transfer_bytes=received_bytes, trailer=trailer)
 
     async def close_peer(self, life: WorkerLife) -> None:
         """See `KvTransport.close_peer`."""

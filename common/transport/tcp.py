@@ -12,7 +12,7 @@ from common.transport.byte_stream import ByteStream
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
 from common.transport.tcp_owner import serve_read
-from common.transport.tcp_reader import read_into
+from common.transport.tcp_reader import Received, read_into
 
 
 class TcpTransport(SocketTransport):
@@ -23,5 +23,5 @@ class TcpTransport(SocketTransport):
     async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
         await serve_read(stream, provider, self._limits)
 
-    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> int:
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
         return await read_into(sink, handle.address, request, connect_timeout_s=connect_timeout_s)

@@ -10,12 +10,15 @@ from common.transport.address import resolve
 from common.transport.base import KvSink
 from common.transport.byte_stream import ByteStream, peer_faults
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind, SinkCursor, encode_control
-from common.transport.messages import Accept, Ack, MalformedFrame, ReadRequest, Refusal
+from common.transport.messages import Accept, Ack, ControlMessage, MalformedFrame, ReadRequest, Refusal, Trailer
 from common.transport.sizes import agreed_first_layer
 
+Received = tuple[int, bytes]
+"""Payload bytes of a whole read, and its trailer."""
 
-async def read_into(sink: KvSink, address: str, request: ReadRequest, *, connect_timeout_s: float) -> int:
-    """Run one whole read; returns the payload bytes received.
+
+async def read_into(sink: KvSink, address: str, request: ReadRequest, *, connect_timeout_s: float) -> Received:
+    """Run one whole read; returns the size of the payload and the trailer.
 
     Raises `WireError` as `KvTransport.fetch` does, its timeout excepted: the caller bounds the whole.
     """
@@ -23,7 +26,7 @@ async def read_into(sink: KvSink, address: str, request: ReadRequest, *, connect
     stream = await connect(address, connect_timeout_s)
     try:
         await _say(stream, payload)
-        decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.DATA, FrameKind.REFUSAL}))
+        decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.DATA, FrameKind.TRAILER, FrameKind.REFUSAL}))
         accept = await stream.receive(decoder)
         if isinstance(accept, Refusal):
             raise accept.error
@@ -33,8 +36,9 @@ async def read_into(sink: KvSink, address: str, request: ReadRequest, *, connect
         decoder.expect_data(cursor)
         while not cursor.done:
             await _receive_data(stream, decoder, cursor, sink)
+        trailer = expect_trailer(await stream.receive(decoder))
         await _say(stream, encode_control(Ack()))
-        return first.size_bytes * sink.layers
+        return first.size_bytes * sink.layers, trailer
     finally:
         stream.close()
 
@@ -48,6 +52,15 @@ async def _receive_data(stream: ByteStream, decoder: FrameDecoder, cursor: SinkC
         raise MalformedFrame("accepted twice")
     if cursor.layer_filled:
         await sink.complete(frame.layer)
+
+
+def expect_trailer(frame: ControlMessage | DataFrame) -> bytes:
+    """The trailer's bytes; raises the owner's refusal, or `MalformedFrame` when something else comes."""
+    if isinstance(frame, Refusal):
+        raise frame.error
+    if not isinstance(frame, Trailer):
+        raise MalformedFrame("something else where the trailer belongs")
+    return frame.data
 
 
 async def _say(stream: ByteStream, frame: bytes) -> None:

@@ -17,6 +17,7 @@ from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
+from common.transport.tcp_reader import Received
 from common.transport.ucx_owner import serve_reads
 from common.transport.ucx_reader import UcxConnection
 from common.transport.ucx_runtime import UcxRuntime
@@ -54,7 +55,7 @@ class UcxTransport(SocketTransport):
     async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
         await serve_reads(stream, provider, self._limits, self._runtime)
 
-    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> int:
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
         peer = (handle.owner, handle.address)
         if (kept := await self._take_idle(peer)) is not None:
             try:
@@ -66,10 +67,11 @@ class UcxTransport(SocketTransport):
         fresh = await UcxConnection.open(handle.address, self._runtime, timeout_s=connect_timeout_s)
         return await self._read_over(fresh, peer, request, sink)
 
-    async def _read_over(self, connection: UcxConnection, peer: _Peer, request: ReadRequest, sink: KvSink) -> int:
+    async def _read_over(self, connection: UcxConnection, peer: _Peer, request: ReadRequest, sink: KvSink) -> Received:
         try:
-            received_bytes = await connection.read(sink, request)
+            received = await connection.read(sink, request)
         except BaseException:
+            self._runtime.note_strays()
             await connection.abort()
             raise
         kept = self._idle.setdefault(peer, [])
@@ -77,7 +79,7 @@ class UcxTransport(SocketTransport):
             await connection.abort()
         else:
             kept.append(connection)
-        return received_bytes
+        return received
 
     async def _take_idle(self, peer: _Peer) -> UcxConnection | None:
         while kept := self._idle.get(peer):

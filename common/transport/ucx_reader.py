@@ -25,7 +25,7 @@ from common.transport.messages import (
 )
 from common.transport.racing import race
 from common.transport.sizes import agreed_first_layer
-from common.transport.tcp_reader import connect
+from common.transport.tcp_reader import Received, connect, expect_trailer
 from common.transport.ucx_pieces import RECEIVE_WINDOW, TagSequence, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
 
@@ -61,7 +61,9 @@ class UcxConnection:
     async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime) -> UcxConnection:
         first_tag = secrets.randbits(64)
         await _say(stream, encode_control(runtime.introduction(first_tag)))
-        decoder = FrameDecoder(frozenset({FrameKind.PEER, FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.REFUSAL}))
+        decoder = FrameDecoder(
+            frozenset({FrameKind.PEER, FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.TRAILER, FrameKind.REFUSAL})
+        )
         peer = await stream.receive(decoder)
         if not isinstance(peer, UcxPeer):
             raise MalformedFrame("a UCX connection begins with an introduction")
@@ -73,8 +75,11 @@ class UcxConnection:
         """Whether the owner is still there and has nothing left to say, as far as this side knows."""
         return self._stream.silent
 
-    async def read(self, sink: KvSink, request: ReadRequest) -> int:
-        """Run one read; returns the payload bytes received. `accepted` tells whether the owner got as far as that."""
+    async def read(self, sink: KvSink, request: ReadRequest) -> Received:
+        """Run one read; returns the size of the payload and the trailer.
+
+        `accepted` tells whether the owner got as far as that.
+        """
         self.accepted = False
         await _say(self._stream, encode_control(request))
         accept = await self._stream.receive(self._decoder)
@@ -85,9 +90,9 @@ class UcxConnection:
         self.accepted = True
         first = agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
         frames: _Frames = asyncio.Queue()
-        await race(self._collect(sink, first, frames), self._hear(frames))
+        trailer = await race(self._collect(sink, first, frames), self._hear(frames))
         await _say(self._stream, encode_control(Ack()))
-        return first.size_bytes * sink.layers
+        return first.size_bytes * sink.layers, trailer
 
     async def abort(self) -> None:
         """Close at once; when this returns UCX writes to no sink."""
@@ -103,7 +108,8 @@ class UcxConnection:
                 # The end of the stream follows; what was said before it counts.
                 await asyncio.get_running_loop().create_future()
 
-    async def _collect(self, sink: KvSink, first: ByteRun, frames: _Frames) -> None:
+    async def _collect(self, sink: KvSink, first: ByteRun, frames: _Frames) -> bytes:
+        """Fill the sink; returns the trailer."""
         posts = _Posts(sink, first)
         posted: deque[tuple[_Landing, UcxTransfer]] = deque()
         for _ in range(posts.count):
@@ -118,6 +124,7 @@ class UcxConnection:
             if landing.ends_layer:
                 await sink.complete(landing.frame.layer)
                 posts.layer_completed()
+        return expect_trailer(await frames.get())
 
 
 class _Landing:

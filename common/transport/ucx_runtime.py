@@ -3,10 +3,12 @@
 Written against UCXX's core classes (`ucxx._lib.libucxx`, the ones its own asyncio layer is made of): that layer keeps
 one worker per process and one progress thread per loop, exchanges its own handshake, and drops cancelled requests.
 
-Two facts, measured with UCXX 0.52 and UCX 1.21, shape everything above this module:
+Three facts, measured with UCXX 0.52 and UCX 1.21, shape everything above this module:
 
 * Closing an endpoint that has error handling completes every request on it, matched or not, within milliseconds, also
   when the peer is dead or stopped; after that UCX neither reads nor writes their buffers.
+* A message whose receive was cancelled stays in the worker, and UCXX's worker waits for it when it is destroyed: for
+  ever, in a busy loop, if its sender has gone. A worker that may hold one is never destroyed, see `close`.
 * Shared memory offers error handling only when told to (`*_ERROR_HANDLING`). Without it a peer that is killed while
   its memory is read takes this process with it (abort, exit code 134). With it a dead peer is merely not noticed.
 """
@@ -14,6 +16,7 @@ Two facts, measured with UCXX 0.52 and UCX 1.21, shape everything above this mod
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib.util
 import os
 import threading
@@ -137,6 +140,7 @@ class UcxRuntime:
         self._address = bytes(self._worker.address.tobytes())
         self._version = "{}.{}".format(*ucx.get_ucx_version())
         self._closing = False
+        self._may_hold_strays = False
         self._worker.start_progress_thread(polling_mode=False, epoll_timeout=_PROGRESS_EPOLL_MS)
         self._notifier = threading.Thread(target=self._notify, name="kv-ucx-notifier", daemon=True)
         self._notifier.start()
@@ -154,8 +158,17 @@ class UcxRuntime:
     async def connect(self, address: bytes) -> UcxEndpoint:
         """An endpoint to the worker of that address; made off the loop. UCX connects with the first transfer."""
         making = self._loop.run_in_executor(None, lambda: UcxEndpoint(self._worker, address))
-        await outlive([making])
+        try:
+            await outlive([making])
+        except asyncio.CancelledError:
+            if making.exception() is None:
+                await making.result().abort([])
+            raise
         return making.result()
+
+    def note_strays(self) -> None:
+        """A read ended badly: messages for it may still come."""
+        self._may_hold_strays = True
 
     async def close(self) -> None:
         """Stop both threads; no transfer may be under way. Idempotent."""
@@ -165,6 +178,9 @@ class UcxRuntime:
         self._worker.stop_request_notifier_thread()
         await self._loop.run_in_executor(None, self._notifier.join)
         await self._loop.run_in_executor(None, self._worker.stop_progress_thread)
+        if self._may_hold_strays:
+            # One reference too many, so that no destructor runs, not even when the interpreter ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._worker))
 
     def _notify(self) -> None:
         """Wake the loop whenever transfers have ended: their futures may only be set there."""

@@ -18,7 +18,7 @@ from common.core.ids import BlockAttempt, Role, WorkerId, WorkerLife
 from common.core.worker import WorkerCore
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_effects import WorkerEffect
-from common.core.worker_events import KvReleased, KvSendEnded, KvSendStarted, LifeEnded
+from common.core.worker_events import IterationCompleted, KvReleased, KvSendEnded, KvSendStarted, LifeEnded
 from common.core.worker_view import WorkerView
 from common.engine.engine import Engine
 from common.errors import ConfigError, Reason
@@ -28,8 +28,9 @@ from common.transport.factory import make_transport
 from common.worker.advertise import advertised_host
 from common.worker.calls import CallTable
 from common.worker.core_loop import CoreLoop
-from common.worker.forward_thread import ForwardThread
+from common.worker.forward_thread import ForwardJob, ForwardThread
 from common.worker.kv_serving import KvServing
+from common.worker.kv_staging import KvStaging
 from common.worker.performer import Performer
 from common.worker.reception import Reception
 from common.worker.registry_client import Holdings, RegistryClient
@@ -72,14 +73,22 @@ class WorkerApp:
         self._tasks: asyncio.TaskGroup | None = None
         self._bug: BaseException | None = None
         self._bug_found = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._calls = CallTable()
         self._retained = RetainedKv()
         self._core_loop = self._make_core_loop()
         self._transport = make_transport(config.kv_transport)
+        self._staging = KvStaging(engine.pool)
         self._serving = self._make_serving()
         self._link = SchedulerLink(address=config.scheduler_address, orders=self)
         self._registry = RegistryClient(address=config.kv_store_address, holdings=self._holdings)
-        self._forward = ForwardThread(engine, complete=self._core_loop.complete, on_failed=self._on_bug)
+        self._forward = ForwardThread(
+            engine,
+            complete=self._core_loop.complete if role is Role.DECODE else self._complete_on_loop,
+            on_failed=self._on_bug,
+            fence=self._staging.fence,
+            on_layer=self._serving.layer_computed if role is Role.PREFILL else None,
+        )
         self._performer = self._make_performer()
         self._reception = self._make_reception()
 
@@ -254,6 +263,16 @@ class WorkerApp:
         assert self._tasks is not None, "the worker runs"
         return self._tasks.create_task(work)
 
+    def _complete_on_loop(self, event: IterationCompleted) -> ForwardJob | None:
+        """Prefill role, on the forward thread: readers of its pages live on the event loop, so that goes first."""
+        self._loop.call_soon_threadsafe(self._forward_completed, event)
+        return None
+
+    def _forward_completed(self, event: IterationCompleted) -> None:
+        """What the core has not retained by the end of its turn is not to be had."""
+        self._core_loop.feed(event)
+        self._serving.retract([attempt for attempt, _ in event.deltas])
+
     def _perform(self, effect: WorkerEffect) -> None:
         self._performer.perform(effect)
 
@@ -265,14 +284,14 @@ class WorkerApp:
             WorkerCore(_core_config(self._role, self._config, self._engine)),
             clock=self._clock,
             perform=self._perform,
-            submit=lambda job: self._forward.submit(job),
+            submit=lambda job: self._performer.run_forward(job),
             on_bug=self._on_bug,
         )
 
     def _make_serving(self) -> KvServing:
         feed = self._core_loop.feed
         return KvServing(
-            pool=self._engine.pool,
+            staging=self._staging,
             clock=self._clock,
             life=lambda: self._life,
             on_send_started=lambda attempt: feed(KvSendStarted(attempt=attempt)),
@@ -282,7 +301,7 @@ class WorkerApp:
 
     def _make_performer(self) -> Performer:
         return Performer(
-            pool=self._engine.pool,
+            staging=self._staging,
             clock=self._clock,
             life=lambda: self._life,
             kv_address=lambda: self._kv_address,
@@ -292,6 +311,7 @@ class WorkerApp:
             serving=self._serving,
             link=self._link,
             registry=self._registry,
+            forward=self._forward,
             spawn=self._spawn,
             feed=self._core_loop.feed,
         )

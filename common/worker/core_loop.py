@@ -1,8 +1,8 @@
 """The one place where events go into the worker core and its effects come out.
 
-Two threads meet here. Everything from outside comes in on the event loop. A forward's outcome is handled on the
-forward thread itself, which gets the next forward as the answer: a hop to the loop and back would cost more than a
-small model's forward, and a busy loop would leave the device idle. A lock makes each event one step for both.
+Two threads meet here. Everything from outside comes in on the event loop. A decode worker handles a forward's outcome
+on the forward thread itself, which gets the next forward as the answer: a hop to the loop and back would cost more than
+a small model's forward, and a busy loop would leave the device idle. A lock makes each event one step for both.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ IDLE_CHECK_DELAY_S = 0.25
 class CoreLoop:
     """Feeds a `WorkerCore` in order and wakes it when it asks to be. Event loop only, but for `complete`.
 
-    `perform` carries out one effect on the event loop and must not block; it may feed further events, which wait their
-    turn. Effects are performed in the order in which the core asked for them, with one exception: `submit` gets each
-    forward at once, with the blocks to open and close before it. What `complete` leads to is performed soon after;
+    `perform` carries out one effect, and `submit` takes a forward with the blocks to open and close before it; both run
+    on the event loop in the order in which the core asked, must not block, and may feed further events, which wait
+    their turn. Only the forwards that `complete` returns overtake: what else it leads to is performed soon after;
     steps and reports, which no one waits for, within `DEFAULT_STREAM_INTERVAL_S`.
 
     Whatever `handle` or `perform` raises is a bug: it goes to `on_bug` (or is raised by `complete`), and the core is
@@ -75,7 +75,7 @@ class CoreLoop:
         self._lock = threading.Lock()
         self._stopped = False
         self._changes: list[OpenBlock | CloseBlock] = []
-        self._todo: deque[WorkerEffect] = deque()
+        self._todo: deque[WorkerEffect | ForwardJob] = deque()
         self._woken = False
         self._looked_at_s = 0.0
 
@@ -97,20 +97,24 @@ class CoreLoop:
             raise refusals[0]
 
     def complete(self, event: IterationCompleted) -> ForwardJob | None:
-        """Forward thread: handle a forward's outcome; returns the next forward, None when there is none to run yet."""
+        """Forward thread: handle a forward's outcome; returns the next forward, None when there is none to run yet.
+
+        Only for the decode role: what a prefill worker does next may depend on readers of its pages.
+        """
         with self._lock:
             if self._stopped:
                 return None
-            known = len(self._todo)
             try:
-                job = self._handle(event)
+                fresh = self._handle(event)
             except BaseException:
                 self._stopped = True
                 raise
-            fresh = [self._todo[index] for index in range(known, len(self._todo))]
-            # They free pages, which the next forward may already be writing to.
+            # They end what others do with pages that the next forward may be writing to.
             assert not any(isinstance(effect, ForgetKv | AbortFetch) for effect in fresh), fresh
-            if not self._woken and self._must_wake(fresh):
+            job = next((effect for effect in fresh if isinstance(effect, ForwardJob)), None)
+            left = [effect for effect in fresh if effect is not job]
+            self._todo.extend(left)
+            if not self._woken and self._must_wake(left):
                 self._woken = True
                 self._loop.call_soon_threadsafe(self._turn)
             return job
@@ -131,11 +135,11 @@ class CoreLoop:
             self._stopped = True
         self._disarm()
 
-    def _must_wake(self, fresh: list[WorkerEffect]) -> bool:
+    def _must_wake(self, left: list[WorkerEffect | ForwardJob]) -> bool:
         """Whether the event loop is to look now, and not when its timer rings."""
         if self._clock.now() - self._looked_at_s >= DEFAULT_STREAM_INTERVAL_S:
             return True
-        return not all(_can_wait(effect) for effect in fresh)
+        return not all(_can_wait(effect) for effect in left)
 
     def _turn(self, refusals: list[WireError] | None = None) -> None:
         """Do what is to be done, in order; a refusal is noted in `refusals`, or is a bug without them."""
@@ -153,47 +157,47 @@ class CoreLoop:
         finally:
             self._busy = False
 
-    def _do_all(self, effects: deque[WorkerEffect]) -> None:
+    def _do_all(self, effects: deque[WorkerEffect | ForwardJob]) -> None:
         for effect in effects:
-            self._perform(effect)
+            if isinstance(effect, ForwardJob):
+                self._submit(effect)
+            else:
+                self._perform(effect)
 
-    def _take(self) -> deque[WorkerEffect]:
+    def _take(self) -> deque[WorkerEffect | ForwardJob]:
         with self._lock:
             return self._taken()
 
-    def _taken(self) -> deque[WorkerEffect]:
+    def _taken(self) -> deque[WorkerEffect | ForwardJob]:
         """With the lock: what is to be performed by now."""
         self._woken = False
         self._looked_at_s = self._clock.now()
         todo, self._todo = self._todo, deque()
         return todo
 
-    def _handled(self, event: WorkerEvent, refusals: list[WireError] | None) -> deque[WorkerEffect]:
+    def _handled(self, event: WorkerEvent, refusals: list[WireError] | None) -> deque[WorkerEffect | ForwardJob]:
         with self._lock:
             try:
-                job = self._handle(event)
+                self._todo.extend(self._handle(event))
             except WireError as refusal:
                 if refusals is None:
                     raise
                 refusals.append(refusal)
-                job = None
-            if job is not None:
-                self._submit(job)
             return self._taken()
 
-    def _handle(self, event: WorkerEvent) -> ForwardJob | None:
-        """With the lock: let the core handle `event`; returns the forward that follows, the rest is to do."""
-        job = None
+    def _handle(self, event: WorkerEvent) -> list[WorkerEffect | ForwardJob]:
+        """With the lock: what the core asks for, in order; a forward brings the blocks to open and close before it."""
+        asked: list[WorkerEffect | ForwardJob] = []
         for effect in self._core.handle(event, self._clock.now()):
             match effect:
                 case OpenBlock() | CloseBlock():
                     self._changes.append(effect)
                 case RunIteration():
-                    job = ForwardJob(changes=tuple(self._changes), run=effect)
+                    asked.append(ForwardJob(changes=tuple(self._changes), run=effect))
                     self._changes.clear()
                 case _:
-                    self._todo.append(effect)
-        return job
+                    asked.append(effect)
+        return asked
 
     def _arm(self) -> None:
         """Set the timers: for the core's next wish or its check at rest, and for what the forward thread leaves."""
@@ -233,6 +237,6 @@ class CoreLoop:
         self._timer = self._look = None
 
 
-def _can_wait(effect: WorkerEffect) -> bool:
+def _can_wait(effect: WorkerEffect | ForwardJob) -> bool:
     """A block's first tokens go out at once, and so does whatever someone waits for."""
     return isinstance(effect, Report) or (isinstance(effect, SendStep) and effect.step.step > 0)

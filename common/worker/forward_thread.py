@@ -18,6 +18,7 @@ from common.core.params import CacheMode, SamplingParams
 from common.core.worker_effects import CloseBlock, OpenBlock, RunIteration
 from common.core.worker_events import IterationCompleted
 from common.engine.engine import BlockState, StepResult
+from common.worker.kv_staging import Fence
 
 JOIN_TIMEOUT_S = 30.0
 """Longest wait for a forward that is still running when the process wants to end."""
@@ -43,7 +44,7 @@ class ForwardEngine(Protocol):
     ) -> BlockState:
         """Build the state of one block; see `Engine.open_block`."""
 
-    def step(self, items: Sequence[BlockState]) -> list[StepResult]:
+    def step(self, items: Sequence[BlockState], *, on_layer: Callable[[int], None] | None = None) -> list[StepResult]:
         """Run one packed forward; see `Engine.step`."""
 
 
@@ -59,8 +60,9 @@ class ForwardThread:
     """Owns the engine's block states and runs one `ForwardJob` at a time.
 
     `complete` is called on the thread itself with each outcome and answers the job to run next (None: wait for
-    `submit`). When it or a forward raises, that is a bug of this process: `on_failed` is called once, on the event
-    loop, and the thread ends.
+    `submit`). `on_failed` and `on_layer` are called on the event loop; the latter with the prefills of the batch, the
+    layer whose K/V is in the pool, and what `fence` returned for it on this thread. A forward or a `complete` that
+    raises is a bug of this process: `on_failed` is called once and the thread ends.
     """
 
     def __init__(
@@ -69,8 +71,12 @@ class ForwardThread:
         *,
         complete: Callable[[IterationCompleted], ForwardJob | None],
         on_failed: Callable[[BaseException], None],
+        fence: Callable[[], Fence] = lambda: None,
+        on_layer: Callable[[Sequence[BlockAttempt], int, Fence], None] | None = None,
     ) -> None:
         self._engine = engine
+        self._fence = fence
+        self._on_layer = on_layer
         self._complete = complete
         self._on_failed = on_failed
         # Room for the one job that the core allows in flight, and for the order to stop.
@@ -101,12 +107,12 @@ class ForwardThread:
                 while job is not None:
                     job = self._complete(self._execute(job))
         except BaseException as error:
-            self._post_failure(error)
+            self._post(self._on_failed, error)
 
-    def _post_failure(self, error: BaseException) -> None:
+    def _post(self, callback: Callable[..., None], *values: object) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(self._on_failed, error)
+            self._loop.call_soon_threadsafe(callback, *values)
         except RuntimeError:
             # The loop has closed: nobody is left to hear of it.
             assert self._loop.is_closed()
@@ -116,13 +122,21 @@ class ForwardThread:
         for change in job.changes:
             self._apply(change)
         attempts = job.run.decodes + job.run.prefills
-        results = self._engine.step([self._states[attempt] for attempt in attempts])
+        states = [self._states[attempt] for attempt in attempts]
+        results = self._engine.step(states, on_layer=self._layer_hook(job.run))
         assert len(results) == len(attempts), "the engine answers every item"
         return IterationCompleted(
             iteration=job.run.iteration,
             deltas=tuple((attempt, result.delta) for attempt, result in zip(attempts, results, strict=True)),
             duration_s=time.monotonic() - started,
         )
+
+    def _layer_hook(self, run: RunIteration) -> Callable[[int], None] | None:
+        """What the engine calls after each layer of a batch with prefills, if anybody wants to know."""
+        on_layer = self._on_layer
+        if on_layer is None or not run.prefills:
+            return None
+        return lambda layer: self._post(on_layer, run.prefills, layer, self._fence())
 
     def _apply(self, change: OpenBlock | CloseBlock) -> None:
         if isinstance(change, CloseBlock):

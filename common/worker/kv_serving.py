@@ -1,56 +1,52 @@
-"""The worker's pages as the KV data plane sees them: what is on offer (`KvServing`), and where to put it (`PoolSink`).
-
-Both hand out the pool's own memory on a CPU. On an accelerator each layer is staged in host memory, off the loop.
-"""
+"""The pages that a worker lends to peers: computed ones under lease, and ones that a prefill is still computing."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from common.clock import Clock
 from common.core.ids import BlockAttempt, WorkerLife
-from common.engine.kv_pool import KvPool
 from common.errors import Reason, WireError
 from common.transport.base import KvReadRequest
-from common.transport.racing import outlive
-
-T = TypeVar("T")
+from common.worker.kv_staging import Fence, KvStaging
+from common.worker.pool_lease import LayerProgress, PoolLease
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Offer:
-    """Retained pages of one attempt; `lease_deadline_s` on the serving's clock."""
+    """Pages of one attempt. `lease_deadline_s` is on the serving's clock; None while the prefill is running."""
 
     attempt: BlockAttempt
     page_ids: tuple[int, ...]
-    canvas_tokens: int
-    lease_deadline_s: float
+    progress: LayerProgress
+    lease_deadline_s: float | None
     sends: set[PoolLease] = field(default_factory=set)
 
 
 class KvServing:
-    """Lends retained pages to the transport (`KvProvider`) and tells what becomes of them. Event loop only.
+    """Lends pages to the transport (`KvProvider`) and tells what becomes of them. Event loop only.
 
-    `life` is the worker's present life. For each send: `on_send_started` before its pages are read, `on_send_ended`
-    when they are read no more, then `on_delivered` if the reader has acknowledged them all. The callbacks may call
-    `withdraw`.
+    An attempt is announced when its prefill starts (optional: then readers may come before it ends, and get each layer
+    when it is computed), offered when the worker core retains its K/V, and withdrawn. `life` is the worker's present
+    life. For each send of what is offered: `on_send_started` before its pages are read (or at the offer, for a reader
+    that came early), `on_send_ended` when they are read no more, then `on_delivered` if the reader has acknowledged
+    them all. The callbacks may call `withdraw`.
     """
 
     def __init__(
         self,
         *,
-        pool: KvPool,
+        staging: KvStaging,
         clock: Clock,
         life: Callable[[], WorkerLife],
         on_send_started: Callable[[BlockAttempt], None],
         on_send_ended: Callable[[BlockAttempt], None],
         on_delivered: Callable[[BlockAttempt], None],
     ) -> None:
-        self._pool = pool
-        self._layout_fingerprint = pool.layout.fingerprint
+        self._staging = staging
+        self._layout = staging.pool.layout
+        self._layout_fingerprint = self._layout.fingerprint
         self._clock = clock
         self._life = life
         self._on_send_started = on_send_started
@@ -58,25 +54,44 @@ class KvServing:
         self._on_delivered = on_delivered
         self._offers: dict[BlockAttempt, _Offer] = {}
 
+    def announce(self, attempt: BlockAttempt, page_ids: Sequence[int]) -> None:
+        """A prefill begins to write these pages: readers may come. Ends with `offer` or `retract`."""
+        self._add(attempt, page_ids, None)
+
+    def layer_computed(self, attempts: Sequence[BlockAttempt], layer: int, fence: Fence) -> None:
+        """That layer of the announced `attempts` (others are passed over) is in the pool, or will be at `fence`."""
+        for attempt in attempts:
+            if (offer := self._offers.get(attempt)) is not None and offer.lease_deadline_s is None:
+                offer.progress.note_layer(layer, fence)
+
+    def retract(self, attempts: Sequence[BlockAttempt]) -> None:
+        """The prefill of `attempts` has ended: those that were announced and not offered since are not to be had."""
+        for attempt in attempts:
+            if (offer := self._offers.get(attempt)) is not None and offer.lease_deadline_s is None:
+                self._remove(offer, f"K/V of {attempt} was not kept")
+
     def offer(
         self, attempt: BlockAttempt, page_ids: Sequence[int], canvas_tokens: int, lease_deadline_s: float
     ) -> None:
-        """Let readers have these pages until `lease_deadline_s` (on the clock) or `withdraw`."""
-        assert attempt not in self._offers, f"{attempt} is on offer already"
-        assert len(page_ids) == self._pool.pages_for(canvas_tokens), f"{len(page_ids)} pages for {canvas_tokens} tokens"
-        self._offers[attempt] = _Offer(
-            attempt=attempt,
-            page_ids=tuple(page_ids),
-            canvas_tokens=canvas_tokens,
-            lease_deadline_s=lease_deadline_s,
-        )
+        """Let readers have these pages, all computed, until `lease_deadline_s` (on the clock) or `withdraw`."""
+        assert len(page_ids) == self._staging.pool.pages_for(canvas_tokens), f"{len(page_ids)} pages: {canvas_tokens}"
+        offer = self._offers.get(attempt) or self._add(attempt, page_ids, lease_deadline_s)
+        assert offer.page_ids == tuple(page_ids), f"{attempt} was announced on other pages"
+        assert offer.lease_deadline_s in (None, lease_deadline_s), f"{attempt} is on offer already"
+        offer.lease_deadline_s = lease_deadline_s
+        offer.progress.note_layers()
+        for lease in offer.sends:
+            self._note_send(lease)
+
+    def first_revealed(self, attempt: BlockAttempt, first: bytes) -> None:
+        """What the prefill's own step revealed: it follows the last layer. Readers of what is offered wait for it."""
+        self._offers[attempt].progress.note_first(first)
 
     def withdraw(self, attempt: BlockAttempt) -> None:
         """End the offer. Running sends are aborted: `on_send_ended` follows for each when it has stopped."""
-        offer = self._offers.pop(attempt, None)
-        assert offer is not None, f"{attempt} is not on offer"
-        for lease in offer.sends:
-            lease.revoke(WireError(Reason.KV_NOT_FOUND, f"K/V of {attempt} was withdrawn"))
+        offer = self._offers.get(attempt)
+        assert offer is not None and offer.lease_deadline_s is not None, f"{attempt} is not on offer"
+        self._remove(offer, f"K/V of {attempt} was withdrawn")
 
     def open_read(self, request: KvReadRequest) -> PoolLease:
         """See `KvProvider.open_read`."""
@@ -84,14 +99,36 @@ class KvServing:
         self._check(request, offer)
         assert offer is not None, "the check refuses what is not on offer"
         lease = PoolLease(
-            pool=self._pool,
+            attempt=request.attempt,
+            staging=self._staging,
             page_ids=offer.page_ids,
+            progress=offer.progress,
             check=lambda: self._check(request, offer),
             on_closed=lambda delivered: self._send_closed(offer, lease, delivered),
         )
         offer.sends.add(lease)
-        self._on_send_started(request.attempt)
+        if offer.lease_deadline_s is not None:
+            self._note_send(lease)
         return lease
+
+    def _add(self, attempt: BlockAttempt, page_ids: Sequence[int], lease_deadline_s: float | None) -> _Offer:
+        assert attempt not in self._offers, f"{attempt} is on offer already"
+        offer = self._offers[attempt] = _Offer(
+            attempt=attempt,
+            page_ids=tuple(page_ids),
+            progress=LayerProgress(self._layout.n_layers),
+            lease_deadline_s=lease_deadline_s,
+        )
+        return offer
+
+    def _remove(self, offer: _Offer, why: str) -> None:
+        del self._offers[offer.attempt]
+        for lease in offer.sends:
+            lease.revoke(WireError(Reason.KV_NOT_FOUND, why))
+
+    def _note_send(self, lease: PoolLease) -> None:
+        lease.send_noted = True
+        self._on_send_started(lease.attempt)
 
     def _check(self, request: KvReadRequest, offer: _Offer | None) -> None:
         """Raise `WireError` unless `request` may have the pages of `offer` at this moment."""
@@ -104,7 +141,7 @@ class KvServing:
             raise WireError(Reason.LAYOUT_MISMATCH, "reader and owner keep K/V in different layouts")
         if request.pages != len(offer.page_ids):
             raise WireError(Reason.LAYOUT_MISMATCH, f"owner keeps {len(offer.page_ids)} pages, not {request.pages}")
-        if self._clock.now() >= offer.lease_deadline_s:
+        if offer.lease_deadline_s is not None and self._clock.now() >= offer.lease_deadline_s:
             raise WireError(Reason.KV_LEASE_EXPIRED, f"the lease on K/V of {request.attempt} is over")
 
     def _absence(self, attempt: BlockAttempt) -> WireError:
@@ -116,97 +153,7 @@ class KvServing:
 
     def _send_closed(self, offer: _Offer, lease: PoolLease, delivered: bool) -> None:
         offer.sends.remove(lease)
-        self._on_send_ended(offer.attempt)
+        if lease.send_noted:
+            self._on_send_ended(offer.attempt)
         if delivered:
             self._on_delivered(offer.attempt)
-
-
-class PoolLease:
-    """`KvReadLease` over pages of a pool; made by `KvServing.open_read`."""
-
-    def __init__(
-        self,
-        *,
-        pool: KvPool,
-        page_ids: Sequence[int],
-        check: Callable[[], None],
-        on_closed: Callable[[bool], None],
-    ) -> None:
-        self._pool = pool
-        self._page_ids = page_ids
-        self._on_closed = on_closed
-        self._revoked: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
-        self._closed = False
-        self._ready: tuple[int, list[memoryview]] | None = None
-        self.check = check
-
-    @property
-    def layers(self) -> int:
-        """Layers of the pool."""
-        return self._pool.layout.n_layers
-
-    async def wait_layer(self, layer: int) -> None:
-        """Bring the layer within reach; a prefill is offered whole, so there is nothing else to wait for."""
-        views = await _with_pool(self._pool, lambda: self._pool.read_pages(self._page_ids, range(layer, layer + 1)))
-        self._ready = (layer, views)
-
-    def views(self, layer: int) -> Sequence[memoryview]:
-        """See `KvReadLease.views`."""
-        assert not self._closed and self._ready is not None and self._ready[0] == layer, f"layer {layer} is not ready"
-        return self._ready[1]
-
-    async def revoked(self) -> WireError:
-        """See `KvReadLease.revoked`."""
-        return await asyncio.shield(self._revoked)
-
-    def revoke(self, error: WireError) -> None:
-        """Take the pages back: whoever awaits `revoked` stops sending."""
-        if not self._revoked.done():
-            self._revoked.set_result(error)
-
-    def close(self, *, delivered: bool) -> None:
-        """See `KvReadLease.close`."""
-        assert not self._closed, "a lease is closed once"
-        self._closed = True
-        self._ready = None
-        self._on_closed(delivered)
-
-
-class PoolSink:
-    """`KvSink` over pages of a pool, which must stay the caller's until the fetch has ended."""
-
-    def __init__(self, pool: KvPool, page_ids: Sequence[int]) -> None:
-        self._pool = pool
-        self._page_ids = tuple(page_ids)
-        self._buffers: list[memoryview] = []
-
-    @property
-    def layers(self) -> int:
-        """Layers of the pool."""
-        return self._pool.layout.n_layers
-
-    def views(self, layer: int) -> Sequence[memoryview]:
-        """See `KvSink.views`."""
-        self._buffers = self._pool.writable_runs(self._page_ids, range(layer, layer + 1))
-        return self._buffers
-
-    async def complete(self, layer: int) -> None:
-        """See `KvSink.complete`."""
-        pool, page_ids, buffers = self._pool, self._page_ids, self._buffers
-        await _with_pool(pool, lambda: pool.commit_runs(page_ids, range(layer, layer + 1), buffers))
-
-
-async def _with_pool(pool: KvPool, work: Callable[[], T]) -> T:
-    """Result of `work`, which copies between device and host unless the pool is in host memory: then off the loop.
-
-    A cancellation waits for the copy to end, for the pages may be reused right after it.
-    """
-    if _in_host_memory(pool):
-        return work()
-    copying = asyncio.get_running_loop().run_in_executor(None, work)
-    await outlive([copying])
-    return copying.result()
-
-
-def _in_host_memory(pool: KvPool) -> bool:
-    return pool.tensor.device.type == "cpu"

@@ -8,13 +8,17 @@ from typing import Any
 
 from common.clock import Clock
 from common.core.ids import BlockAttempt, WorkerLife
+from common.core.params import CacheMode
 from common.core.work import KvHandle
 from common.core.worker_effects import (
     AbortFetch,
+    CloseBlock,
     FetchKv,
     ForgetKv,
+    OpenBlock,
     Report,
     RetainKv,
+    RunIteration,
     SendCompletion,
     SendFailure,
     SendKvReceived,
@@ -23,13 +27,15 @@ from common.core.worker_effects import (
     WorkerEffect,
 )
 from common.core.worker_events import KvFetched, KvFetchFailed, WorkerEvent
-from common.engine.kv_pool import KvPool
 from common.errors import Reason, WireError
 from common.rpc.convert import block_completion_to_proto, kv_handle_to_proto, step_delta_to_proto
 from common.rpc.status import wire_error_for
 from common.transport.base import KvTransport
 from common.worker.calls import CallTable
-from common.worker.kv_serving import KvServing, PoolSink
+from common.worker.forward_thread import ForwardJob, ForwardThread
+from common.worker.kv_serving import KvServing
+from common.worker.kv_staging import KvStaging
+from common.worker.pool_sink import PoolSink
 from common.worker.registry_client import RegistryClient
 from common.worker.retained_kv import RetainedKv
 from common.worker.scheduler_link import SchedulerLink
@@ -48,7 +54,7 @@ class Performer:
     def __init__(
         self,
         *,
-        pool: KvPool,
+        staging: KvStaging,
         clock: Clock,
         life: Callable[[], WorkerLife],
         kv_address: Callable[[], str],
@@ -58,10 +64,11 @@ class Performer:
         serving: KvServing,
         link: SchedulerLink,
         registry: RegistryClient,
+        forward: ForwardThread,
         spawn: Spawn,
         feed: Callable[[WorkerEvent], None],
     ) -> None:
-        self._pool = pool
+        self._staging = staging
         self._clock = clock
         self._life = life
         self._kv_address = kv_address
@@ -70,6 +77,7 @@ class Performer:
         self._transport = transport
         self._serving = serving
         self._link = link
+        self._forward = forward
         self._registry = registry
         self._spawn = spawn
         self._feed = feed
@@ -91,15 +99,29 @@ class Performer:
         """Carry out one effect."""
         self._methods[type(effect)](effect)
 
+    def run_forward(self, job: ForwardJob) -> None:
+        """Hand one forward to its thread."""
+        if self._kv_address():
+            for change in job.changes:
+                self._announce(change, job.run)
+        self._forward.submit(job)
+
+    def _announce(self, change: OpenBlock | CloseBlock, iteration: RunIteration) -> None:
+        """A prefill that leaves K/V starts: who decodes it may come for each layer as soon as it is computed."""
+        if not isinstance(change, OpenBlock) or change.work.cache_mode is CacheMode.NONE:
+            return
+        if change.work.attempt in iteration.prefills:
+            self._serving.announce(change.work.attempt, change.page_ids)
+
     def _fetch_kv(self, effect: FetchKv) -> None:
         task = self._spawn(self._fetch(effect))
         self._fetches[effect.attempt] = task
         task.add_done_callback(lambda done: self._fetch_ended(effect.attempt, done))
 
     async def _fetch(self, effect: FetchKv) -> WorkerEvent:
-        sink = PoolSink(self._pool, effect.page_ids)
         try:
-            stats = await self._transport.fetch(handle=effect.handle, sink=sink, timeout_s=effect.handle.lease_s)
+            with PoolSink(self._staging, effect.page_ids) as sink:
+                stats = await self._transport.fetch(handle=effect.handle, sink=sink, timeout_s=effect.handle.lease_s)
         except WireError as error:
             return KvFetchFailed(attempt=effect.attempt, reason=error.reason)
         return KvFetched(attempt=effect.attempt, transfer_s=stats.transfer_s, transfer_bytes=stats.transfer_bytes)
@@ -123,7 +145,7 @@ class Performer:
             owner=self._life(),
             transport=self._transport.name,
             address=self._kv_address(),
-            layout_fingerprint=self._pool.layout.fingerprint,
+            layout_fingerprint=self._staging.pool.layout.fingerprint,
             canvas_tokens=effect.canvas_tokens,
             pages=len(effect.page_ids),
             lease_s=effect.lease_s,
@@ -148,6 +170,8 @@ class Performer:
             outbox.send(decode_pb2.DecodeEvent(step=step_delta_to_proto(effect.step)))
 
     def _send_prefill_result(self, effect: SendPrefillResult) -> None:
+        if effect.retained:
+            self._serving.first_revealed(effect.attempt, step_delta_to_proto(effect.first).SerializeToString())
         if not (outbox := self._calls.find(effect.attempt)):
             return
         handle = self._retained.find(effect.attempt) if effect.retained else None

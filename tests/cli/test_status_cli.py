@@ -21,6 +21,7 @@ STATE = scheduler_pb2.GetClusterStateResponse(
     running_requests=9,
     ended_requests=100,
     overload_threshold_tokens=16384,
+    overload_threshold_adapts=True,
     workers=[
         scheduler_pb2.WorkerState(
             life=types_pb2.WorkerLife(worker_id="decode-0", incarnation=2**60),
@@ -31,7 +32,15 @@ STATE = scheduler_pb2.GetClusterStateResponse(
             outstanding_prefill_tokens=700,
             active_decodes=3,
             token_budget_tokens=1024,
-            report=types_pb2.IterationReport(iteration=7, deficit_tokens=224, free_pages=38, queued_prefills=1),
+            report=types_pb2.IterationReport(
+                iteration=7,
+                deficit_tokens=224,
+                free_pages=38,
+                queued_prefills=1,
+                token_budget_tokens=1500,
+                token_budget_adapts=True,
+                decode_gap_s=0.0421,
+            ),
         ),
         scheduler_pb2.WorkerState(
             life=types_pb2.WorkerLife(worker_id="prefill-0", incarnation=5),
@@ -53,14 +62,19 @@ def test_json_holds_the_facts_as_numbers() -> None:
     assert decode["incarnation"] == 2**60
     assert (decode["pages_free"], decode["pages_total"], decode["outstanding_prefill_tokens"]) == (40, 64, 700)
     assert (decode["active_decodes"], decode["reported"]["deficit_tokens"], decode["role"]) == (3, 224, "decode")
+    assert (decode["token_budget_tokens"], decode["reported"]["token_budget_tokens"]) == (1024, 1500)
+    assert decode["reported"]["token_budget_adapts"] and decode["reported"]["decode_gap_s"] == 0.0421
+    assert (document["overload_threshold_tokens"], document["overload_threshold_adapts"]) == (16384, True)
     assert prefill["reported"] is None and prefill["draining"]
 
 
 def test_table_shows_every_worker_on_a_line() -> None:
     lines = render(STATE).splitlines()
     assert "9 requests running, 4 blocks queued for prefill, 2 waiting for decode memory" in lines[0]
+    assert lines[0].endswith("; overload threshold 16384 (auto)")
     assert lines[2].split() == [
-        *("decode-0", "decode", str(2**60), "127.0.0.1:1234", "40", "64", "700", "224", "3", "1", "serving")
+        *("decode-0", "decode", str(2**60), "127.0.0.1:1234", "40", "64", "700"),
+        *("1500", "auto", "224", "3", "42", "1", "serving"),
     ]
     assert lines[3].split()[-1] == "draining"
 

@@ -25,10 +25,14 @@ class ProofFailed(SangamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerEngine:
-    """A running engine: the environment for its clients, and the compose command, ("docker", "compose") or the old."""
+    """A running engine: the environment for its clients, and the compose command, ("docker", "compose") or the old.
+
+    `ours`: it was started for this run and is stopped after it.
+    """
 
     environment: Mapping[str, str]
     compose: tuple[str, ...]
+    ours: bool
 
 
 @asynccontextmanager
@@ -45,7 +49,8 @@ async def docker_engine() -> AsyncIterator[DockerEngine]:
         told = await output_of(["bash", str(starter), "start"], environment=environment, timeout_s=START_TIMEOUT_S)
         environment |= dict(re.findall(r"^export (DOCKER_HOST)=(\S+)$", told, flags=re.MULTILINE))
     try:
-        yield DockerEngine(environment=environment, compose=await _compose_command(environment))
+        command = await _compose_command(environment)
+        yield DockerEngine(environment=environment, compose=command, ours=starter is not None)
     finally:
         if starter is not None:
             await output_of(["bash", str(starter), "stop"], environment=environment, timeout_s=60.0)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,8 @@ def serving(tmp_path: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -81,6 +82,8 @@ def test_a_users_mistake_is_told_once_and_not_repeated(tmp_path: Path) -> None:
             container.wait(0.5)
         container.terminate()
         assert container.wait(TIMEOUT_S) == 2
+        # Whatever kept the container up would hold the other end of this pipe.
+        assert container.stderr.read() == ""
 
 
 def test_the_health_check_follows_the_ready_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

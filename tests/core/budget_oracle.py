@@ -7,10 +7,14 @@ class BudgetOracle:
     """Judges iterations; `deficit` and `credit` are D and F after the newest one, in tokens."""
 
     def __init__(self, tau: int) -> None:
-        self.tau = tau
-        self.share = max(1, tau // 8)
+        self.retune(tau)
         self.deficit = 0
         self.credit = 0
+
+    def retune(self, tau: int) -> None:
+        """The budget of the next iteration."""
+        self.tau = tau
+        self.share = max(1, tau // 8)
 
     def judge(self, decode_tokens: int, admitted: list[int], head: int | None, head_has_pages: bool) -> None:
         """Assert that exactly `admitted` (canvases) may go; `head` is the canvas of the next in line, if any."""

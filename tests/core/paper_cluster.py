@@ -12,6 +12,7 @@ from common.core import effects as fx
 from common.core import events as ev
 from common.core.cluster import WorkerSpec
 from common.core.ids import BlockAttempt, RequestId, Role, ServingMode, WorkerLife
+from common.core.options import Dispatch, QueueOrder
 from common.core.params import CacheMode
 from common.core.scheduler_config import SchedulerConfig
 from common.core.work import (
@@ -27,19 +28,10 @@ from common.core.work import (
 )
 from common.errors import Reason
 from tests.core.samples import delta
+from tests.core.violation import require
 
 LEASE_S = 5.0
 WAITING, PREFILLING, READY, DECODING = "waiting", "prefilling", "ready", "decoding"
-
-
-class Violation(AssertionError):
-    """The core did something that no right scheduler does."""
-
-
-def require(condition: bool, what: object) -> None:
-    """Object unless the condition holds."""
-    if not condition:
-        raise Violation(str(what))
 
 
 @dataclass
@@ -71,6 +63,8 @@ class PaperRequest:
 
     spec: RequestSpec
     key: tuple[float, str]
+    canvas: int
+    since: float
     deadline_at: float | None
     phase: str = WAITING
     block: int = 0
@@ -87,6 +81,11 @@ class PaperRequest:
     @property
     def now_trying(self) -> BlockAttempt:
         return BlockAttempt(self.spec.request_id, self.block, self.attempt)
+
+    @property
+    def rest(self) -> int:
+        """Blocks that are not committed."""
+        return -(-self.spec.max_tokens // self.spec.block_length_tokens) - self.block
 
     @property
     def positions(self) -> range:
@@ -187,6 +186,7 @@ class PaperCluster:
     def expect_retry(self, request: PaperRequest) -> None:
         """The attempt is lost: the next one must start at the prefill."""
         request.phase, request.first, request.kv, request.lease_end = WAITING, None, None, float("inf")
+        request.since = self.now
         request.attempt += 1
         if request.attempt >= self.config.max_attempts:
             request.may_fail = Reason.ATTEMPTS_EXHAUSTED
@@ -197,6 +197,22 @@ class PaperCluster:
         self.requests[call.work.attempt.request_id].call_id = None
 
     # Own arithmetic
+
+    def goes_before(self, one: PaperRequest, other: PaperRequest) -> bool:
+        """Whether the waiting block of `one` must be placed before that of `other`. Tenants share: no order there."""
+        if one.spec.tenant != other.spec.tenant:
+            return False
+        patience = self.config.max_queue_wait_s
+        shortest = self.config.queue_order is QueueOrder.FEWEST_REMAINING_BLOCKS
+
+        def rank(request: PaperRequest) -> tuple[int, int, tuple[float, str]]:
+            return -request.spec.priority, request.rest if shortest else 0, request.key
+
+        overdue, too = (request.since + patience <= self.now for request in (one, other))
+        if overdue and one.key < other.key:
+            return True
+        # Only an older overdue block excuses passing a better ranked one.
+        return rank(one) < rank(other) and not too
 
     def free(self, life: WorkerLife) -> int:
         """Pages that no call and no kept K/V uses."""
@@ -217,11 +233,22 @@ class PaperCluster:
         rested = self.shy_until.get(spec.life, 0.0) <= self.now
         return rested and spec.pages_for(canvas) <= self.free(spec.life)
 
+    def may_prefill(self, spec: WorkerSpec) -> bool:
+        """Whether binding another prefill to it is surely right: at once, or when late only to a worker without any."""
+        return self.config.dispatch is Dispatch.EAGER or self.outstanding(spec.life) == 0
+
+    def canvas_of(self, spec: RequestSpec) -> int:
+        """Prompt and whole blocks, of which every request may get as many as the longest."""
+        length = spec.block_length_tokens
+        generated = -(-max(spec.max_tokens, self.config.max_gen_len_tokens) // length) * length
+        return len(spec.prompt_token_ids) + generated
+
     def open_prefillers(self, canvas: int) -> list[WorkerSpec]:
         """Prefill workers that surely could take it now."""
         theta = self.config.overload_threshold_tokens if self.config.mode is ServingMode.HYBRID else 1 << 60
         prefillers = self.willing(Role.PREFILL)
-        return [s for s in prefillers if self.has_room(s, canvas) and self.outstanding(s.life) < theta]
+        able = [s for s in prefillers if self.has_room(s, canvas) and self.may_prefill(s)]
+        return [s for s in able if self.outstanding(s.life) < theta]
 
     def longest(self) -> int | None:
         """Longest canvas anyone could serve; None while nobody serves."""
@@ -237,4 +264,31 @@ class PaperCluster:
     def fits(self, spec: RequestSpec) -> bool:
         """Whether anyone could serve it."""
         longest = self.longest()
-        return longest is not None and spec.canvas_tokens <= longest
+        return longest is not None and self.canvas_of(spec) <= longest
+
+    def judge_progress(self) -> None:
+        """No worker that surely has room stays idle while the head of a line could use it."""
+        ready = min((r for r in self.requests.values() if r.phase == READY), key=lambda r: r.key, default=None)
+        if ready is not None:
+            room = [s for s in self.willing(Role.DECODE) if self.has_room(s, ready.canvas)]
+            require(not room, f"{ready.key} waits for decode although {room} has room")
+        waiting = [r for r in self.requests.values() if r.phase == WAITING and self.fits(r.spec)]
+        if not waiting:
+            return
+        # Whoever is the head now, it needs no more room than the largest that waits.
+        canvas = max(request.canvas for request in waiting)
+        if self.config.mode is ServingMode.COLOCATED:
+            readers = [spec for spec in self.willing(Role.DECODE) if self.may_prefill(spec)]
+            room = [spec for spec in readers if self.has_room(spec, canvas)]
+        else:
+            room = self.open_prefillers(canvas) if self.willing(Role.DECODE) else []
+        require(not room, f"{[r.key for r in waiting]} wait although {room} has room")
+
+    def judge_binding(self, effect: fx.CallPrefill | fx.CallDecode) -> None:
+        """Late: a worker that has prefills outstanding is not bound to more than it takes in the turns ahead."""
+        already = self.outstanding(effect.target)
+        if self.config.dispatch is Dispatch.EAGER or already == 0:
+            return
+        spec = self.workers[effect.target]
+        turn = spec.max_prefill_tokens_per_batch if spec.role is Role.PREFILL else spec.token_budget_tokens
+        require(already + effect.work.canvas_tokens <= self.config.dispatch_ahead * turn, "bound too early")

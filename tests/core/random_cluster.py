@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 from common.core.cluster import WorkerSpec
 from common.core.ids import Role, ServingMode
+from common.core.options import Dispatch, QueueOrder
 from common.core.params import CacheMode
+from common.core.placement import COLOCATED_POLICIES, DECODE_POLICIES, PREFILL_POLICIES
 from common.core.scheduler_config import SchedulerConfig
 from common.errors import Reason
-from tests.core.paper_cluster import require
 from tests.core.samples import request_spec, worker_spec
 from tests.core.scheduler_oracle import SchedulerOracle
+from tests.core.violation import require
 
 FAILURES = [
     Reason.NO_KV_PAGES,
@@ -30,8 +34,8 @@ MOST_WORKERS = 3
 class RandomCluster:
     """One happening per method; each takes its choices from `rng`, so a seed replays."""
 
-    def __init__(self, mode: ServingMode, rng: random.Random, *, threshold_tokens: int = 40) -> None:
-        config = SchedulerConfig(mode=mode, overload_threshold_tokens=threshold_tokens, max_attempts=4)
+    def __init__(self, mode: ServingMode, rng: random.Random, **options: Any) -> None:
+        config = SchedulerConfig(mode=mode, **{"overload_threshold_tokens": 40, "max_attempts": 4, **options})
         self.rng = rng
         self.oracle = SchedulerOracle(config)
         self.submitted = 0
@@ -79,7 +83,7 @@ class RandomCluster:
             cache=rng.choice([CacheMode.DUAL, CacheMode.PREFIX, CacheMode.NONE]),
             deadline_s=rng.choice([None, None, None, 6.0]),
         )
-        self.oracle.submit(spec)
+        self.oracle.submit(replace(spec, tenant=rng.choice(["", "a", "a", "b"]), priority=rng.choice([0, 0, 0, 1, -1])))
 
     def answer(self) -> None:
         """Some call gets on."""
@@ -143,4 +147,26 @@ class RandomCluster:
     @staticmethod
     def _spec(role: Role, index: int, incarnation: int) -> WorkerSpec:
         pages = DECODE_PAGES if role is Role.DECODE else PREFILL_PAGES[index % 2]
-        return worker_spec(f"{role.value[0]}{index}", role, incarnation=incarnation, pages=pages)
+        spec = worker_spec(f"{role.value[0]}{index}", role, incarnation=incarnation, pages=pages)
+        return replace(spec, token_budget_tokens=24, max_prefill_tokens_per_batch=24, fast_link_domain=str(index % 2))
+
+
+def random_options(rng: random.Random) -> dict[str, Any]:
+    """One choice for every option of the scheduler."""
+    return {
+        "overload_threshold_tokens": rng.choice([1, 40, 200]),
+        "overflow_enabled": rng.random() < 0.8,
+        "prefill_policy": rng.choice(sorted(PREFILL_POLICIES)),
+        "decode_policy": rng.choice(sorted(DECODE_POLICIES)),
+        "colocated_policy": rng.choice(sorted(COLOCATED_POLICIES)),
+        "topology_alpha": rng.choice([0.0, 0.7, 1.0]),
+        "length_slack": rng.choice([0.0, 0.1, 2.0]),
+        "sticky_workers": rng.random() < 0.5,
+        "queue_order": rng.choice(list(QueueOrder)),
+        "dispatch": rng.choice(list(Dispatch)),
+        "dispatch_ahead": rng.choice([1, 2, 3]),
+        "max_gen_len_tokens": rng.choice([0, 0, 12, 24]),
+        "tenant_quantum_tokens": rng.choice([1, 16, 64, 4096]),
+        "tenant_weights": rng.choice([{}, {"a": 3}]),
+        "max_queue_wait_s": rng.choice([0.2, 2.0, 30.0]),
+    }

@@ -16,7 +16,6 @@ from common.core.scheduler import SchedulerCore
 from common.core.scheduler_config import SchedulerConfig
 from common.core.work import (
     BlockCompletion,
-    BlockWork,
     FinishReason,
     LocalPrefill,
     NoKv,
@@ -32,9 +31,10 @@ from tests.core.paper_cluster import (
     PaperCall,
     PaperCluster,
     PaperRequest,
-    require,
 )
 from tests.core.samples import delta, token_at
+from tests.core.shares import Shares
+from tests.core.violation import require
 
 
 class SchedulerOracle(PaperCluster):
@@ -49,6 +49,7 @@ class SchedulerOracle(PaperCluster):
         self.last_call = 0
         self.refusals = 0
         self.ended = 0
+        self.shares = Shares(config)
 
     # What happens
 
@@ -57,12 +58,17 @@ class SchedulerOracle(PaperCluster):
         before = self.core.view()
         live = spec.request_id in self.requests
         servable = self.longest()
-        due = live or (servable is not None and spec.canvas_tokens > servable)
+        too_long = 0 < self.config.max_gen_len_tokens < spec.max_tokens
+        due = live or too_long or (servable is not None and self.canvas_of(spec) > servable)
         try:
             if not due:
                 deadline = None if spec.deadline_s is None else self.now + spec.deadline_s
                 self.requests[spec.request_id] = PaperRequest(
-                    spec=spec, key=(self.now, spec.request_id), deadline_at=deadline
+                    spec=spec,
+                    key=(self.now, spec.request_id),
+                    deadline_at=deadline,
+                    canvas=self.canvas_of(spec),
+                    since=self.now,
                 )
             self._feed(ev.RequestSubmitted(spec=spec))
         except WireError as refusal:
@@ -159,7 +165,7 @@ class SchedulerOracle(PaperCluster):
         elif reason is Reason.NO_KV_PAGES and not begun and not (call.kv_received and request.first is not None):
             kept = request.kv is not None and (request.kv.owner, request.now_trying) in self.kept
             if request.first is None:
-                request.phase = WAITING
+                request.phase, request.since = WAITING, self.now
             elif isinstance(call.source, NoKv) or (kept and request.lease_end > self.now):
                 request.phase = READY
             else:
@@ -215,7 +221,7 @@ class SchedulerOracle(PaperCluster):
         require(spec is not None and spec.role is Role.PREFILL, f"{effect.target} is no live prefill worker")
         if self.config.mode is ServingMode.HYBRID:
             require(self.outstanding(effect.target) < self.config.overload_threshold_tokens, "over the threshold")
-        self._judge_prefill_turn(effect.work)
+        self._judge_prefill_turn(effect)
         self._open(effect, PREFILLING, set())
 
     def _judge_decode(self, effect: fx.CallDecode) -> None:
@@ -224,7 +230,7 @@ class SchedulerOracle(PaperCluster):
         require(spec is not None and spec.role is Role.DECODE, f"{effect.target} is no live decode worker")
         source = effect.source
         if isinstance(source, LocalPrefill):
-            self._judge_prefill_turn(effect.work)
+            self._judge_prefill_turn(effect)
             if self.config.mode is not ServingMode.COLOCATED:
                 self._judge_overflow(effect)
             self._open(effect, DECODING, set())
@@ -240,11 +246,16 @@ class SchedulerOracle(PaperCluster):
         require(not older, f"{request.key} decodes before {[r.key for r in older]}")
         self._open(effect, DECODING, set(source.first.positions))
 
-    def _judge_prefill_turn(self, work: BlockWork) -> None:
+    def _judge_prefill_turn(self, effect: fx.CallPrefill | fx.CallDecode) -> None:
+        work = effect.work
         request = self.requests[work.attempt.request_id]
         require(request.phase == WAITING, f"{work.attempt} was not waiting")
-        older = [r for r in self.requests.values() if r.phase == WAITING and r.key < request.key and self.fits(r.spec)]
-        require(not older, f"{request.key} passes {[r.key for r in older]}")
+        waiting = [r for r in self.requests.values() if r.phase == WAITING and self.fits(r.spec)]
+        passed = [r.key for r in waiting if r is not request and self.goes_before(r, request)]
+        require(not passed, f"{request.key} passes {passed}")
+        self.shares.place(request.spec.tenant, request.canvas)
+        self.shares.waiting({r.spec.tenant for r in waiting if r is not request})
+        self.judge_binding(effect)
 
     def _judge_overflow(self, effect: fx.CallDecode) -> None:
         require(self.config.mode is ServingMode.HYBRID and self.config.overflow_enabled, "overflow is off")
@@ -252,7 +263,7 @@ class SchedulerOracle(PaperCluster):
         require(self.outstanding(effect.target) < self.config.overload_threshold_tokens, "overflow over threshold")
         require(not self.open_prefillers(canvas), "overflow although a prefill worker has room")
         readers = self.willing(Role.DECODE)
-        waiting = sum(readers[0].pages_for(r.spec.canvas_tokens) for r in self.requests.values() if r.phase == READY)
+        waiting = sum(readers[0].pages_for(r.canvas) for r in self.requests.values() if r.phase == READY)
         free = sum(self.free(spec.life) for spec in readers)
         require(free - waiting >= readers[0].pages_for(canvas), "overflow takes what finished prefills wait for")
 
@@ -262,6 +273,7 @@ class SchedulerOracle(PaperCluster):
         require(request.end is None and request.call_id is None and request.may_fail is None, f"{work.attempt} placed")
         require(work.attempt == request.now_trying, f"{work.attempt} instead of {request.now_trying}")
         before = range(request.positions.start)
+        require(work.canvas_tokens == request.canvas, "another canvas")
         require(work.generated_token_ids == tuple(token_at(work.attempt.request_id, p) for p in before), "wrong prefix")
         require(effect.target not in self.draining, "work for a draining worker")
         pages = self.workers[effect.target].pages_for(work.canvas_tokens)
@@ -332,6 +344,7 @@ class SchedulerOracle(PaperCluster):
             return
         require(all(position in request.shown for position in request.positions), "holes in a committed block")
         request.block, request.attempt, request.shown = request.block + 1, 0, {}
+        request.since = self.now
 
     def _judge_finish(self, effect: fx.FinishRequest) -> None:
         request = self.requests.pop(effect.request_id)
@@ -360,7 +373,8 @@ class SchedulerOracle(PaperCluster):
             keeper = self.requests.get(attempt.request_id)
             require(keeper is not None and keeper.now_trying == attempt, f"{owner} keeps {attempt} for nobody")
         self._judge_view()
-        self._judge_progress()
+        self.judge_progress()
+        self.shares.waiting({r.spec.tenant for r in self.requests.values() if r.phase == WAITING and self.fits(r.spec)})
 
     def _judge_view(self) -> None:
         view = self.core.view()
@@ -375,20 +389,3 @@ class SchedulerOracle(PaperCluster):
             require(worker.pages_free == self.free(life), f"{life}: {worker.pages_free} pages free in the ledger")
             require(worker.outstanding_prefill_tokens == self.outstanding(life), f"{life}: outstanding")
             require(worker.draining == (life in self.draining), f"{life}: draining")
-
-    def _judge_progress(self) -> None:
-        """No worker that surely has room stays idle while the head of a line could use it."""
-        ready = min((r for r in self.requests.values() if r.phase == READY), key=lambda r: r.key, default=None)
-        if ready is not None:
-            room = [s for s in self.willing(Role.DECODE) if self.has_room(s, ready.spec.canvas_tokens)]
-            require(not room, f"{ready.key} waits for decode although {room} has room")
-        waiting = [r for r in self.requests.values() if r.phase == WAITING and self.fits(r.spec)]
-        head = min(waiting, key=lambda r: r.key, default=None)
-        if head is None:
-            return
-        canvas = head.spec.canvas_tokens
-        if self.config.mode is ServingMode.COLOCATED:
-            room = [spec for spec in self.willing(Role.DECODE) if self.has_room(spec, canvas)]
-        else:
-            room = self.open_prefillers(canvas) if self.willing(Role.DECODE) else []
-        require(not room, f"{head.key} waits although {room} has room")

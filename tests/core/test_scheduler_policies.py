@@ -190,6 +190,41 @@ class TestPlacement:
         assert stage.submit(asks("newer", prompt=12)) == []  # 4 pages
         assert targets(stage.run_block(older)) == [("older", "d")]
 
+    @pytest.mark.parametrize(("decoders", "placed"), [(2, []), (4, [("new", "d0")])])
+    def test_28_overflow_leaves_what_a_finished_prefill_waits_for(
+        self, decoders: int, placed: list[tuple[str, str]]
+    ) -> None:
+        readers = [decoder(f"d{index}", pages=6) for index in range(decoders)]
+        stage = Stage(HYBRID, prefiller("p", pages=64), *readers, overload_threshold_tokens=1)
+        prefill = only(stage.submit(asks("waits", prompt=16)), fx.CallPrefill)
+        for index in range(decoders):
+            stage.stepped(call(stage.submit(asks(f"filler{index}", prompt=4))), 0, [0])
+        assert targets(stage.prefilled(prefill, [0])) == []
+        assert targets(stage.submit(asks("busy", prompt=12))) == [("busy", "p")]
+        # Each decode worker has 4 free pages, the finished prefill waits for 5: 8 - 5 < 4, but 16 - 5 >= 4.
+        assert targets(stage.submit(asks("new", prompt=12))) == placed
+        assert sum(worker.pages_free for worker in stage.core.view().workers if worker.spec.role is Role.DECODE) == (
+            12 if placed else 8
+        )
+
+    def test_29_reports_change_no_tally(self) -> None:
+        stage = Stage(COLOCATED, decoder("d", pages=16))
+        running = call(stage.submit(asks("a")))
+        before = stage.worker("d")
+        assert stage.feed(ev.WorkerReported(life=running.target, report=report())) == []
+        assert replace(stage.worker("d"), report=None) == before
+
+    def test_30_a_retried_attempt_releases_exactly_what_it_reserved(self) -> None:
+        stage = Stage(DISAGGREGATED, prefiller("p", pages=16), decoder("d", pages=16))
+        _, decode = decoding(stage, "r")
+        assert (stage.worker("p").pages_free, stage.worker("d").pages_free) == (12, 12)
+        again = only(stage.fail(decode, Reason.KV_CHECKSUM), fx.ReleaseKv)
+        assert again.attempt == decode.work.attempt
+        assert (stage.worker("d").pages_free, stage.worker("d").live_blocks) == (16, 0)
+        # The transfer's news come late: they concern nobody now.
+        assert stage.received(decode) == stage.stepped(decode, 1, [1]) == []
+        assert (stage.worker("p").pages_free, stage.worker("d").pages_free) == (16, 16)
+
     @pytest.mark.parametrize(
         ("policy", "expected"),
         [

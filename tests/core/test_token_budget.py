@@ -245,6 +245,25 @@ def test_any_window_with_decodes_is_amortized_stall_free(tau, turns):
 
 @settings(max_examples=300, deadline=None)
 @given(
+    turns=st.lists(st.tuples(st.sampled_from([64, 256, 1024, 4096]), TURNS.map(lambda turns: turns[0])), max_size=60)
+)
+def test_it_stays_amortized_stall_free_when_the_budget_changes_at_every_turn(turns):
+    one = line([], tau=64)
+    windows: list[int] = []
+    for tau, (decode_tokens, arrivals, pages_suffice) in turns:
+        one.queue += arrivals
+        one.free_pages = 10**9 if pages_suffice else 0
+        windows.append(max(one.budget.deficit_tokens, one.budget.head_credit_tokens))
+        if decode_tokens == 0:
+            windows.clear()
+        one.budget.retune(tau)
+        tokens = sum(one.turn(decode_tokens))
+        windows = [left + max(tau - decode_tokens, tau // 8) - tokens for left in windows]
+        assert all(left >= 0 for left in windows)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
     heads=st.lists(st.integers(1, 3000), min_size=1, max_size=6),
     decode_tokens=st.lists(st.integers(1, 4096), min_size=1, max_size=20),
 )

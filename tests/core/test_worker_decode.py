@@ -326,3 +326,22 @@ def test_a_prefill_call_has_no_place_here():
     shell = decode_worker()
     with pytest.raises(AssertionError):
         shell.core.handle(PrefillRequested(work=work(A)), shell.now)
+
+
+class TestAdaptiveBudget:
+    def test_the_worker_follows_its_measurements_and_says_so(self):
+        shell = decode_worker(token_budget_adapts=True, target_decode_gap_s=0.5, pages_total=400)
+        assert shell.core.view().token_budget_tokens == shell.config.token_budget_tokens
+        shell.submit(work("a", max_tokens=12), LOCAL)
+        for number in range(6):
+            shell.submit(work(f"b{number}", max_tokens=12), LOCAL)
+            shell.complete()
+        assert shell.report.token_budget_adapts
+        assert shell.report.token_budget_tokens > shell.config.token_budget_tokens
+
+    def test_a_fixed_budget_is_reported_as_such(self):
+        shell = decode_worker()
+        shell.submit(work("a"), LOCAL)
+        shell.complete()
+        assert not shell.report.token_budget_adapts
+        assert shell.report.token_budget_tokens == shell.config.token_budget_tokens

@@ -255,12 +255,20 @@ class WorkerBooks:
         head_has_pages = bool(self.queued) and self._could_take_pages(self.queued[0])
         if self.config.role is Role.DECODE:
             decode_tokens = sum(self._decode_tokens(self.calls[a].work) for a in effect.decodes)
+            self._check_budget(decode_tokens)
             self.budget.judge(decode_tokens, admitted, head, head_has_pages)
         else:
             cap_tokens = self.config.max_prefill_tokens_per_batch
             assert len(admitted) == 1 or sum(admitted) <= cap_tokens, "past the cap"
             assert head is None or sum(admitted) + head > cap_tokens or not head_has_pages
         self.running = effect
+
+    def _check_budget(self, decode_tokens: int) -> None:
+        """tau is what was asked for, or leaves prefills something within bounds."""
+        if self.config.token_budget_adapts:
+            assert 128 <= self.budget.tau - decode_tokens <= 32_768, "the budget adapts without bounds"
+        else:
+            assert self.budget.tau == self.config.token_budget_tokens, "a fixed budget moved"
 
     def _check_turns(self, effect: RunIteration) -> None:
         self.most_decodes = max(self.most_decodes, len(self.decodes))

@@ -39,8 +39,10 @@ class WorkerMachine(RuleBasedStateMachine):
         pages=st.integers(6, 24),
         tau=st.sampled_from([8, 16, 64]),
         batch=st.integers(1, 4),
+        adapts=st.sampled_from([False, False, True]),
+        gap_s=st.sampled_from([0.001, 0.05]),
     )
-    def start(self, role, pages, tau, batch):
+    def start(self, role, pages, tau, batch, adapts, gap_s):
         self.shell = WorkerShell(
             worker_config(
                 role,
@@ -48,6 +50,8 @@ class WorkerMachine(RuleBasedStateMachine):
                 token_budget_tokens=tau,
                 max_prefill_tokens_per_batch=tau,
                 max_batch_size=batch,
+                token_budget_adapts=adapts,
+                target_decode_gap_s=gap_s,
             )
         )
         self.books = self.shell.books

@@ -70,6 +70,7 @@ class WorkerShell:
         """Hand one event to the core and check all that follows."""
         self.books.free_untouched()
         effects = self.core.handle(event, self.now)
+        self.books.budget.retune(self.core.view().token_budget_tokens)
         for effect in effects:
             self.books.check(effect, self.now)
         assert not self.books.expect_failures, "a call was not answered"

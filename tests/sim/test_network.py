@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from common.core.ids import WorkerId
 from common.sim.agenda import Agenda
 from common.sim.network import Lane, Network, NetworkSettings

@@ -36,7 +36,11 @@ def _inproc_maker() -> Callable[[], KvTransport]:
     return lambda: InprocTransport(network)
 
 
-_MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {"inproc": _inproc_maker, "tcp": lambda: TcpTransport, "ucx": lambda: UcxTransport}
+_MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {
+    "inproc": _inproc_maker,
+    "tcp": lambda: TcpTransport,
+    "ucx": lambda: UcxTransport,
+}
 
 
 @pytest.fixture(params=sorted(_MAKERS))

@@ -52,6 +52,8 @@ class MemoryLease:
         self.views_after_close = 0
         self.reached: dict[int, asyncio.Event] = {layer: asyncio.Event() for layer in range(len(layers_data))}
         self.gates: dict[int, asyncio.Event] = {}
+        self.trailer_data = b""
+        self.trailer_gate: asyncio.Event | None = None
         self.on_check: Callable[[int], None] = lambda _: None
 
     @property
@@ -70,6 +72,11 @@ class MemoryLease:
     def views(self, layer: int) -> Sequence[memoryview]:
         self.views_after_close += bool(self.closes)
         return [view.toreadonly() for view in self._views[layer]]
+
+    async def trailer(self) -> bytes:
+        if self.trailer_gate is not None:
+            await self.trailer_gate.wait()
+        return self.trailer_data
 
     async def revoked(self) -> WireError:
         return await asyncio.shield(self._revoked)

@@ -1,41 +1,42 @@
-"""A KV owner in a process of its own: `python peer_process.py LAYERS LAYER_BYTES [die-at-check N]`.
+"""A KV owner in a process of its own: `python peer_process.py KIND LAYERS LAYER_BYTES DO_AT_CHECK SIGNAL`.
 
-Prints its address, then serves every read from the same bytes until killed; may kill itself before its Nth send.
+Prints its address, then serves every read from the same bytes until killed; sends itself SIGNAL before send number
+DO_AT_CHECK of each read (0: never).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 
 from common.transport.base import KvReadRequest
-from common.transport.tcp import TcpTransport
 from tests.transport.doubles import MemoryLease, random_layers
+from tests.transport.kinds import KINDS
 
 
 class EndlessProvider:
-    def __init__(self, layers: int, layer_bytes: int, die_at_check: int) -> None:
+    def __init__(self, layers: int, layer_bytes: int, at_check: int, signal_number: int) -> None:
         self._data = random_layers(layers, layer_bytes)
-        self._die_at_check = die_at_check
+        self._at_check = at_check
+        self._signal = signal_number
 
     def open_read(self, request: KvReadRequest) -> MemoryLease:
-        lease = MemoryLease(self._data, piece_bytes=65_536, gap_bytes=4096)
+        lease = MemoryLease(self._data, piece_bytes=1 << 20, gap_bytes=4096)
         lease.on_check = self._maybe_die
         return lease
 
     def _maybe_die(self, check: int) -> None:
-        if check == self._die_at_check:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if check == self._at_check:
+            os.kill(os.getpid(), self._signal)
 
 
-async def main(layers: int, layer_bytes: int, die_at_check: int = 0) -> None:
-    transport = TcpTransport()
-    address = await transport.listen("127.0.0.1", EndlessProvider(layers, layer_bytes, die_at_check))
+async def main(kind: str, *numbers: int) -> None:
+    transport = KINDS[kind]()
+    address = await transport.listen("127.0.0.1", EndlessProvider(*numbers))
     print(address, flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*map(int, sys.argv[1:])))
+    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))

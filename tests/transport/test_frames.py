@@ -25,7 +25,18 @@ from common.transport.frames import (
     encode_control,
     encode_data_header,
 )
-from common.transport.messages import Accept, Ack, ControlMessage, MalformedFrame, ReadRequest, Refusal
+from common.transport.messages import (
+    MAX_CONTROL_BYTES,
+    Accept,
+    Ack,
+    ControlMessage,
+    Delivered,
+    MalformedFrame,
+    ReadRequest,
+    Refusal,
+    Trailer,
+    UcxPeer,
+)
 from tests.transport.doubles import MemorySink
 from tests.transport.wire_peer import accept_frame, data_frame, request_frame
 
@@ -60,6 +71,9 @@ def header(
 messages = st.one_of(
     st.builds(Accept, layers=u32, layer_bytes=u64),
     st.just(Ack()),
+    st.builds(UcxPeer, ucx_version=text, worker_address=st.binary(min_size=1, max_size=300), first_tag=u64),
+    st.builds(Delivered, layer=u32, offset_bytes=u64, length_bytes=u64, payload_sum=u32),
+    st.builds(Trailer, data=st.binary(max_size=300)),
     st.builds(
         lambda request, worker, block, attempt, incarnation, pages, layout, timeout_s: ReadRequest(
             read=KvReadRequest(
@@ -131,7 +145,7 @@ BAD_WIRES = {
     "data huge": header(FrameKind.DATA, length=2**63),
     "data empty": header(FrameKind.DATA, length=0),
     "accept huge": header(FrameKind.ACCEPT, length=2**64 - 1),
-    "refusal too long": header(FrameKind.REFUSAL, length=16 * 1024 + 1),
+    "refusal too long": header(FrameKind.REFUSAL, length=MAX_CONTROL_BYTES + 1),
     "ack of a layer": header(FrameKind.ACK, length=0, layer=1),
     "kind 0": header(0, length=0),
     "kind 99": header(99, length=0),
@@ -214,7 +228,7 @@ def test_a_claimed_length_allocates_nothing() -> None:
     assert peak < 1 << 20
 
 
-@pytest.mark.parametrize("length", [17_000, 70_000])
+@pytest.mark.parametrize("length", [61_500, 70_000])
 def test_a_request_id_too_long_for_a_frame_is_refused(length: int) -> None:
     read = KvReadRequest(
         attempt=BlockAttempt(RequestId("x" * length), 0, 0),

@@ -16,11 +16,11 @@ from common.transport.frames import HEADER_BYTES, MAX_DATA_BYTES, encode_control
 from common.transport.messages import Ack, Refusal
 from common.transport.tcp import TcpTransport
 from tests.transport.doubles import MemoryProvider, MemorySink, handle_for, random_layers
-from tests.transport.wire_peer import accept_frame, data_frame, raw_reader, request_frame, scripted_owner
+from tests.transport.wire_peer import accept_frame, data_frame, raw_reader, request_frame, scripted_owner, trailer_frame
 
 LAYER = 64
 DATA = random_layers(2, LAYER)
-GOOD = accept_frame(2, LAYER) + data_frame(0, 0, DATA[0]) + data_frame(1, 0, DATA[1])
+GOOD = accept_frame(2, LAYER) + data_frame(0, 0, DATA[0]) + data_frame(1, 0, DATA[1]) + trailer_frame()
 
 
 @contextlib.asynccontextmanager
@@ -57,7 +57,19 @@ async def test_the_scripted_owner_is_understood() -> None:
     assert (await fetch_from_script(GOOD, hold=True)).content == DATA
 
 
-@pytest.mark.parametrize("cut", [0, 1, HEADER_BYTES, HEADER_BYTES + 5, 60, len(GOOD) - LAYER - 1, len(GOOD) - 1])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        0,
+        1,
+        HEADER_BYTES,
+        HEADER_BYTES + 5,
+        60,
+        len(GOOD) - HEADER_BYTES - LAYER,
+        len(GOOD) - HEADER_BYTES,
+        len(GOOD) - 1,
+    ],
+)
 async def test_an_early_end_is_never_success(cut: int) -> None:
     assert await failure_of(GOOD[:cut]) is Reason.PEER_LOST
 
@@ -206,7 +218,7 @@ async def test_reader_that_speaks_too_early_gets_no_delivery(early: bytes) -> No
         lease.gates[1] = asyncio.Event()
         async with raw_reader(address) as (reader, writer):
             writer.write(request_frame())
-            await reader.readexactly(len(GOOD) - LAYER - HEADER_BYTES)
+            await reader.readexactly(len(GOOD) - LAYER - 2 * HEADER_BYTES)
             writer.write(early)
             assert await lease.until_closed() == [False]
 

@@ -8,6 +8,7 @@ import pytest
 
 from common.core.ids import WorkerLife
 from common.errors import Reason, WireError
+from common.transport.base import MAX_TRAILER_BYTES
 from common.transport.frames import MAX_DATA_BYTES
 from tests.transport.conftest import Pair
 from tests.transport.doubles import LAYOUT, OWNER, MemorySink, attempt, random_layers
@@ -37,6 +38,20 @@ async def test_bytes_arrive_in_wire_order(pair: Pair, layers, layer_bytes, owner
     assert sink.completed == list(enumerate(data))
     assert stats.transfer_bytes == layers * layer_bytes
     assert stats.transfer_s >= 0.0
+    assert await lease.until_closed() == [True]
+
+
+@pytest.mark.parametrize("trailer", [b"", b"eight positions", bytes(MAX_TRAILER_BYTES)])
+async def test_the_trailer_comes_after_the_last_layer(pair: Pair, trailer: bytes) -> None:
+    lease = pair.provider.lend(random_layers(2, 64))
+    lease.trailer_data, lease.trailer_gate = trailer, asyncio.Event()
+    sink = MemorySink(2, 64)
+    fetch = asyncio.create_task(pair.fetch(sink))
+    await lease.until_reached(1)
+    await asyncio.sleep(0.05)
+    assert [layer for layer, _ in sink.completed] == [0, 1] and not fetch.done()
+    lease.trailer_gate.set()
+    assert (await fetch).trailer == trailer
     assert await lease.until_closed() == [True]
 
 

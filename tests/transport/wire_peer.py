@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from common.transport.base import KvReadRequest
 from common.transport.checksum import payload_checksum
 from common.transport.frames import HEADER_BYTES, DataFrame, encode_control, encode_data_header
-from common.transport.messages import Accept, ReadRequest
+from common.transport.messages import Accept, ReadRequest, Trailer
 from tests.transport.doubles import LAYOUT, OWNER, attempt
 
 PeerScript = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -28,6 +28,10 @@ def accept_frame(layers: int, layer_bytes: int) -> bytes:
 def data_frame(layer: int, offset_bytes: int, payload: bytes) -> bytes:
     frame = DataFrame(layer=layer, offset_bytes=offset_bytes, length_bytes=len(payload))
     return encode_data_header(frame, payload_checksum(payload)) + payload
+
+
+def trailer_frame(data: bytes = b"") -> bytes:
+    return encode_control(Trailer(data=data))
 
 
 @contextlib.asynccontextmanager

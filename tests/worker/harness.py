@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,13 +59,13 @@ class HeldEngine:
         """Return once a forward waits at the gate."""
         assert await asyncio.to_thread(self.entered.wait, PATIENCE_S)
 
-    def step(self, items: Sequence[BlockState]) -> list[StepResult]:
+    def step(self, items: Sequence[BlockState], *, on_layer: Callable[[int], None] | None = None) -> list[StepResult]:
         """The engine's step, behind the gate; raises `fault` when a test has set one."""
         self.entered.set()
         assert self._gate.wait(PATIENCE_S)
         if self.fault is not None:
             raise self.fault
-        return self._engine.step(items)
+        return self._engine.step(items, on_layer=on_layer)
 
 
 class RunningWorker:

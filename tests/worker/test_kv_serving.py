@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
-import common.worker.kv_serving as kv_serving
 from common.clock import ManualClock
 from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.core.kv_layout import KvLayout
@@ -19,13 +19,19 @@ from common.errors import Reason, WireError
 from common.transport.base import KvReadRequest, KvTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
-from common.worker.kv_serving import KvServing, PoolSink
+from common.transport.ucx import UcxTransport
+from common.worker import kv_staging
+from common.worker.kv_serving import KvServing
+from common.worker.kv_staging import KvStaging, StagingBuffer
+from common.worker.pool_sink import PoolSink
+from tests.worker.waiting import eventually
 
 LAYOUT = KvLayout(
     model_id="m", weights_fingerprint="w", dtype="bfloat16", page_size_tokens=4, n_layers=3, n_kv_heads=2, head_dim=8
 )
 PAGES, CANVAS_TOKENS, LEASE_S = 16, 18, 30.0
 OWNER_PAGES, READER_PAGES = (3, 4, 9, 1, 15), (7, 0, 1, 2, 12)
+FIRST = b"the first tokens"
 LIFE = WorkerLife(WorkerId("p0"), 5)
 ATTEMPT = BlockAttempt(RequestId("r"), 2, 1)
 REQUEST = KvReadRequest(attempt=ATTEMPT, owner=LIFE, layout_fingerprint=LAYOUT.fingerprint, pages=len(OWNER_PAGES))
@@ -49,7 +55,7 @@ class Owner:
     def __post_init__(self) -> None:
         self.idle = asyncio.Event()
         self.serving = KvServing(
-            pool=self.pool,
+            staging=KvStaging(self.pool),
             clock=self.clock,
             life=lambda: self.life,
             on_send_started=lambda attempt: self._note(f"started {attempt}"),
@@ -59,6 +65,7 @@ class Owner:
 
     def offer(self, attempt: BlockAttempt = ATTEMPT) -> None:
         self.serving.offer(attempt, OWNER_PAGES, CANVAS_TOKENS, self.clock.now() + LEASE_S)
+        self.serving.first_revealed(attempt, FIRST)
 
     def _note(self, what: str) -> None:
         self.log.append(what)
@@ -77,9 +84,16 @@ async def owner() -> Owner:
     return Owner()
 
 
-@pytest.fixture(params=["inproc", "tcp"])
+MAKERS: dict[str, Callable[[], KvTransport]] = {
+    "inproc": lambda: InprocTransport(InprocNetwork()),
+    "tcp": TcpTransport,
+    "ucx": UcxTransport,
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
 async def transport(request: pytest.FixtureRequest) -> AsyncIterator[KvTransport]:
-    made: KvTransport = TcpTransport() if request.param == "tcp" else InprocTransport(InprocNetwork())
+    made = MAKERS[request.param]()
     yield made
     await made.aclose()
 
@@ -104,47 +118,99 @@ def assert_moved(source: KvPool, target: KvPool, before: torch.Tensor) -> None:
     assert torch.equal(target.tensor[:, :, others], before[:, :, others])
 
 
-async def test_pages_move_between_pools(owner: Owner, transport: KvTransport) -> None:
-    owner.offer()
+SIDE_BY_SIDE = (6, 7, 8, 9, 10)
+
+
+@pytest.mark.parametrize("owner_pages", [OWNER_PAGES, SIDE_BY_SIDE])
+@pytest.mark.parametrize("reader_pages", [READER_PAGES, SIDE_BY_SIDE])
+@pytest.mark.parametrize("inline_bytes", [kv_staging.INLINE_BYTES, 0])
+async def test_pages_move_between_pools(
+    owner: Owner, transport: KvTransport, owner_pages, reader_pages, inline_bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scattered or side by side, copied on the event loop or beside it: the same bytes, and no other page changes."""
+    monkeypatch.setattr(kv_staging, "INLINE_BYTES", inline_bytes)
+    owner.serving.offer(ATTEMPT, owner_pages, CANVAS_TOKENS, LEASE_S)
+    owner.serving.first_revealed(ATTEMPT, FIRST)
     reader = random_pool(2)
     before = reader.tensor.clone()
     address = await transport.listen("127.0.0.1", owner.serving)
-    stats = await transport.fetch(
-        handle=handle(address, transport), sink=PoolSink(reader, READER_PAGES), timeout_s=20.0
-    )
+    for _ in range(2):
+        reader.tensor.copy_(before)
+        owner.idle.clear()
+        with PoolSink(KvStaging(reader), reader_pages) as sink:
+            stats = await transport.fetch(handle=handle(address, transport), sink=sink, timeout_s=20.0)
+        await owner.idle.wait()
+        others = [page for page in range(PAGES) if page not in reader_pages]
+        assert torch.equal(reader.tensor[:, :, list(reader_pages)], owner.pool.tensor[:, :, list(owner_pages)])
+        assert torch.equal(reader.tensor[:, :, others], before[:, :, others])
+        assert (stats.transfer_bytes, stats.trailer) == (LAYOUT.block_bytes(len(OWNER_PAGES)), FIRST)
+    assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")] * 2
+
+
+class Prefill:
+    """A prefill in the middle of its layers, announced by its worker; `compute` finishes one more."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._right = owner.pool.tensor.clone()
+        owner.pool.tensor.zero_()
+        owner.serving.announce(ATTEMPT, OWNER_PAGES)
+
+    def compute(self, layer: int) -> None:
+        self._owner.pool.tensor[layer].copy_(self._right[layer])
+        self._owner.serving.layer_computed([ATTEMPT, replace(ATTEMPT, block=9)], layer, None)
+
+    def end(self) -> None:
+        self._owner.serving.offer(ATTEMPT, OWNER_PAGES, CANVAS_TOKENS, LEASE_S)
+        self._owner.serving.first_revealed(ATTEMPT, FIRST)
+        self._owner.serving.retract([ATTEMPT])
+
+
+class WatchedSink(PoolSink):
+    """Counts the layers that are complete."""
+
+    completed = 0
+
+    async def complete(self, layer: int) -> None:
+        await super().complete(layer)
+        self.completed += 1
+
+    async def until_completed(self, layers: int) -> None:
+        await eventually(lambda: self.completed == layers)
+
+
+async def test_a_reader_may_come_before_the_prefill_has_ended(owner: Owner, transport: KvTransport) -> None:
+    prefill, reader = Prefill(owner), random_pool(2)
+    before = reader.tensor.clone()
+    address = await transport.listen("127.0.0.1", owner.serving)
+    with WatchedSink(KvStaging(reader), READER_PAGES) as sink:
+        fetch = asyncio.create_task(transport.fetch(handle=handle(address, transport), sink=sink, timeout_s=20.0))
+        for layer in range(LAYOUT.n_layers):
+            assert sink.completed == layer and not fetch.done()
+            prefill.compute(layer)
+            await sink.until_completed(layer + 1)
+        assert not owner.log, "the worker core hears of it when it retains the K/V"
+        prefill.end()
+        stats = await fetch
     await owner.idle.wait()
     assert_moved(owner.pool, reader, before)
-    assert stats.transfer_bytes == LAYOUT.block_bytes(len(OWNER_PAGES))
+    assert stats.trailer == FIRST
     assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")]
 
 
-class StagedPool(KvPool):
-    """A pool whose pages are reached through copies only, as on an accelerator."""
-
-    def read_pages(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
-        return [memoryview(bytes(view)) for view in super().read_pages(page_ids, layers)]
-
-    def writable_runs(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
-        return [memoryview(bytearray(view)) for view in super().writable_runs(page_ids, layers)]
-
-    def commit_runs(self, page_ids: Sequence[int], layers: range, buffers: Sequence[memoryview]) -> None:
-        for view, buffer in zip(super().writable_runs(page_ids, layers), buffers, strict=True):
-            view[:] = buffer
-
-
-async def test_pages_move_between_pools_that_are_staged(
-    transport: KvTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_serving, "_in_host_memory", lambda _: False)
-    owner = Owner(pool=StagedPool(layout=LAYOUT, num_pages=PAGES, device=torch.device("cpu")))
-    owner.pool.tensor.copy_(random_pool(1).tensor)
-    owner.offer()
-    reader = StagedPool(layout=LAYOUT, num_pages=PAGES, device=torch.device("cpu"))
-    before = reader.tensor.clone()
+async def test_a_prefill_that_keeps_nothing_ends_its_early_readers(owner: Owner, transport: KvTransport) -> None:
+    prefill = Prefill(owner)
     address = await transport.listen("127.0.0.1", owner.serving)
-    await transport.fetch(handle=handle(address, transport), sink=PoolSink(reader, READER_PAGES), timeout_s=20.0)
-    await owner.idle.wait()
-    assert_moved(owner.pool, reader, before)
+    with WatchedSink(KvStaging(random_pool(2)), READER_PAGES) as sink:
+        fetch = asyncio.create_task(transport.fetch(handle=handle(address, transport), sink=sink, timeout_s=20.0))
+        prefill.compute(0)
+        await sink.until_completed(1)
+        owner.serving.retract([ATTEMPT])
+        with pytest.raises(WireError) as caught:
+            await fetch
+    assert caught.value.reason is Reason.KV_NOT_FOUND
+    assert owner.refusal() is Reason.KV_NOT_FOUND
+    assert not owner.log, "the core never knew of that send"
 
 
 async def test_refusals(owner: Owner) -> None:
@@ -246,7 +312,7 @@ async def test_delivery_may_withdraw_the_offer_and_end_a_second_send() -> None:
     """The worker core answers a delivery with ForgetKv, within the callback."""
     log: list[str] = []
     serving = KvServing(
-        pool=random_pool(1),
+        staging=KvStaging(random_pool(1)),
         clock=ManualClock(),
         life=lambda: LIFE,
         on_send_started=lambda _: log.append("started"),
@@ -278,26 +344,25 @@ async def test_layers_are_lent_in_wire_order_and_not_after_the_end(owner: Owner)
 
 async def test_a_cancelled_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of a cancelled fetch are reused at once, so a copy into them must be over by then."""
-    monkeypatch.setattr(kv_serving, "_in_host_memory", lambda _: False)
+    monkeypatch.setattr(kv_staging, "INLINE_BYTES", 0)
     loop = asyncio.get_running_loop()
-    begun, finish = asyncio.Event(), asyncio.Event()
-    copied: list[int] = []
+    begun, finish = asyncio.Event(), threading.Event()
+    reader, written = random_pool(2), []
 
-    class SlowPool(StagedPool):
-        def commit_runs(self, page_ids: Sequence[int], layers: range, buffers: Sequence[memoryview]) -> None:
+    class SlowStaging(KvStaging):
+        def _store(self, layer: int, page_ids: torch.Tensor, buffer: StagingBuffer) -> None:
             loop.call_soon_threadsafe(begun.set)
-            asyncio.run_coroutine_threadsafe(finish.wait(), loop).result()
-            copied.extend(layers)
+            assert finish.wait(20.0)
+            written.append(layer)
 
-    sink = PoolSink(SlowPool(layout=LAYOUT, num_pages=PAGES, device=torch.device("cpu")), READER_PAGES)
-    sink.views(0)
-    completing = asyncio.create_task(sink.complete(0))
-    await begun.wait()
-    completing.cancel()
-    await asyncio.sleep(0)
-    still_copying = not completing.done()
-    finish.set()
-    assert still_copying
-    with pytest.raises(asyncio.CancelledError):
-        await completing
-    assert copied == [0]
+    with PoolSink(SlowStaging(reader), READER_PAGES) as sink:
+        sink.views(0)
+        completing = asyncio.create_task(sink.complete(0))
+        await begun.wait()
+        completing.cancel()
+        await asyncio.sleep(0.05)
+        still_copying = not completing.done()
+        finish.set()
+        with pytest.raises(asyncio.CancelledError):
+            await completing
+    assert still_copying and written == [0]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from common.errors import ConfigError
 from common.workload.arrivals import PoissonArrivals
 from common.workload.lengths import parse_lengths
-from common.workload.workload import NAMED_LENGTHS, draw_requests, scaled
+from common.workload.workload import NAMED_LENGTHS, LengthRule, draw_requests
 
 DRAWS = 20_000
 
@@ -67,10 +68,21 @@ def test_named_workloads_have_the_paper_s_medians_within_a_context(name: str, pr
 
 
 def test_scaling_outputs_keeps_prompts():
-    plain = list(itertools.islice(NAMED_LENGTHS["sharegpt"].draws(random.Random(2)), 200))
-    half = list(itertools.islice(scaled(NAMED_LENGTHS["sharegpt"], 0.5).draws(random.Random(2)), 200))
+    def draw_pairs(rule: LengthRule) -> list[tuple[int, int]]:
+        model = replace(NAMED_LENGTHS["sharegpt"], rule=rule)
+        return list(itertools.islice(model.draws(random.Random(2)), 200))
+
+    plain, half = draw_pairs(LengthRule()), draw_pairs(LengthRule(output_scale=0.5))
     assert [p for p, _ in plain] == [p for p, _ in half]
-    assert all(abs(h - o / 2) <= 1 for (p, o), (_, h) in zip(plain, half, strict=True) if p + o < 4096)
+    assert all(abs(h - o / 2) <= 0.5 for (_, o), (_, h) in zip(plain, half, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "expected"), [(10, 100, (10, 40)), (10, 3, (10, 2)), (70, 100, (70, 30)), (200, 9, (99, 1))]
+)
+def test_outputs_are_stretched_then_cut(prompt: int, output: int, expected: tuple[int, int]):
+    rule = LengthRule(output_scale=0.5, max_output_tokens=40, max_total_tokens=100)
+    assert rule.apply(prompt, output) == expected
 
 
 def test_another_rate_meets_the_same_requests():

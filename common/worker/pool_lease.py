@@ -1,0 +1,121 @@
+"""One read of a pool's pages by a peer, layer by layer, perhaps while the later layers are still being computed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import torch
+
+from common.core.ids import BlockAttempt
+from common.errors import WireError
+from common.worker.kv_staging import Fence, KvStaging, StagingBuffer
+
+
+class LayerProgress:
+    """How much of one prefill is computed: layers, then what its own step revealed. Event loop only."""
+
+    def __init__(self, layers: int) -> None:
+        self._reached = [asyncio.Event() for _ in range(layers)]
+        self._fences: list[Fence] = [None] * layers
+        self._first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def note_layer(self, layer: int, fence: Fence) -> None:
+        """That layer is in the pool, or will be at `fence`."""
+        self._fences[layer] = fence
+        self._reached[layer].set()
+
+    def note_layers(self) -> None:
+        """Every layer is in the pool."""
+        for reached in self._reached:
+            reached.set()
+
+    def note_first(self, first: bytes) -> None:
+        """What the prefill's own step revealed, as bytes for the reader."""
+        if not self._first.done():
+            self._first.set_result(first)
+
+    async def wait_layer(self, layer: int) -> Fence:
+        """Return once the layer is in the pool but for the fence."""
+        await self._reached[layer].wait()
+        return self._fences[layer]
+
+    async def wait_first(self) -> bytes:
+        """Return once the prefill's own step is known."""
+        return await asyncio.shield(self._first)
+
+
+class PoolLease:
+    """`KvReadLease` over pages of a pool; made by `KvServing.open_read`.
+
+    Scattered pages are staged in turn in two buffers, so the views of a layer last until the one after next is asked
+    for, as the contract says.
+    """
+
+    def __init__(
+        self,
+        *,
+        attempt: BlockAttempt,
+        staging: KvStaging,
+        page_ids: Sequence[int],
+        progress: LayerProgress,
+        check: Callable[[], None],
+        on_closed: Callable[[bool], None],
+    ) -> None:
+        self.attempt = attempt
+        self.check = check
+        self.send_noted = False
+        self._staging = staging
+        self._page_ids = page_ids
+        self._index = torch.tensor(page_ids, dtype=torch.int64, device=staging.pool.tensor.device)
+        self._progress = progress
+        self._on_closed = on_closed
+        self._revoked: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
+        self._closed = False
+        self._buffers: list[StagingBuffer] = []
+        self._ready: tuple[int, Sequence[memoryview]] | None = None
+        if not staging.in_place(page_ids):
+            self._buffers = [staging.take(len(page_ids)) for _ in range(2)]
+
+    @property
+    def layers(self) -> int:
+        """Layers of the pool."""
+        return self._staging.pool.layout.n_layers
+
+    async def wait_layer(self, layer: int) -> None:
+        """Return once the layer is computed and within reach."""
+        fence = await self._progress.wait_layer(layer)
+        if not self._buffers:
+            self._ready = (layer, self._staging.pool.read_pages(self._page_ids, range(layer, layer + 1)))
+            return
+        self.check()
+        buffer = self._buffers[layer % 2]
+        await self._staging.load(layer, self._index, buffer, fence)
+        self._ready = (layer, [buffer.view])
+
+    def views(self, layer: int) -> Sequence[memoryview]:
+        """See `KvReadLease.views`."""
+        assert not self._closed and self._ready is not None and self._ready[0] == layer, f"layer {layer} is not ready"
+        return self._ready[1]
+
+    async def trailer(self) -> bytes:
+        """What the prefill's own step revealed, once it is known."""
+        return await self._progress.wait_first()
+
+    async def revoked(self) -> WireError:
+        """See `KvReadLease.revoked`."""
+        return await asyncio.shield(self._revoked)
+
+    def revoke(self, error: WireError) -> None:
+        """Take the pages back: whoever awaits `revoked` stops sending."""
+        if not self._revoked.done():
+            self._revoked.set_result(error)
+
+    def close(self, *, delivered: bool) -> None:
+        """See `KvReadLease.close`."""
+        assert not self._closed, "a lease is closed once"
+        self._closed = True
+        self._ready = None
+        for buffer in self._buffers:
+            self._staging.give_back(buffer)
+        self._on_closed(delivered)

@@ -1,0 +1,222 @@
+"""Scheduler cores with one rule broken each, and the storms that must notice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from common.core import fleet
+from common.core.block_flow import BlockFlow
+from common.core.fleet import Fleet
+from common.core.ids import CallId, RequestId, ServingMode
+from common.core.pages import PageLedger
+from common.core.placement import BlockNeed, Policy
+from common.core.request import Request
+from common.core.request_book import RequestBook
+from common.core.roster import Roster
+from common.core.waiting_line import TenantLine, Waiter, WaitingLine
+from common.core.work import RequestSpec, StepDelta
+from common.core.worker_account import WorkerAccount
+from tests.core.random_cluster import RandomCluster, random_options
+from tests.core.violation import Violation
+
+STORMS = 10
+
+
+def answers_any_call(patch: pytest.MonkeyPatch) -> None:
+    """An answer counts for the request's newest call, whichever call it answers."""
+    right, owners = BlockFlow.live, dict[CallId, RequestId]()
+
+    def live(self: BlockFlow, call_id: CallId) -> Any:
+        found = right(self, call_id)
+        if found is not None:
+            owners[call_id] = found[1].id
+            return found
+        request = self.book.get(owners[call_id]) if call_id in owners else None
+        return right(self, request.call.call_id) if request is not None and request.call is not None else None
+
+    opened = BlockFlow._open_call
+
+    def open_call(self: BlockFlow, request: Request, account: WorkerAccount, kind: Any) -> Any:
+        call = opened(self, request, account, kind)
+        owners[call.call_id] = request.id
+        return call
+
+    patch.setattr(BlockFlow, "live", live)
+    patch.setattr(BlockFlow, "_open_call", open_call)
+
+
+def never_counts_attempts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Request, "start_attempt", lambda self: self.revealed.clear())
+
+
+def releases_twice(patch: pytest.MonkeyPatch) -> None:
+    right = PageLedger.release
+
+    def release(self: PageLedger[Any], holder: Any) -> int:
+        pages = right(self, holder)
+        self.free_pages += pages
+        return pages
+
+    patch.setattr(PageLedger, "release", release)
+
+
+def ignores_the_backlog(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RequestBook, "backlog_tokens", property(lambda self: 0))
+
+
+def lets_the_smallest_pass(patch: pytest.MonkeyPatch) -> None:
+    def smallest(self: RequestBook, now: float) -> Request | None:
+        waiting = [request for request in self._requests.values() if request.id in self._prefill_line]
+        return min(waiting, key=lambda request: (request.spec.canvas_tokens, request.queue_key), default=None)
+
+    patch.setattr(RequestBook, "prefill_head", smallest)
+
+
+def repeats_what_was_shown(patch: pytest.MonkeyPatch) -> None:
+    right = Request.reveal
+
+    def reveal(self: Request, delta: StepDelta) -> tuple[StepDelta | None, int]:
+        right(self, delta)
+        return delta, 0
+
+    patch.setattr(Request, "reveal", reveal)
+
+
+def keeps_kv_of_lost_attempts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockFlow, "release_kv", lambda self, handle: None)
+    patch.setattr(BlockFlow, "_forget_kv", lambda self, request: setattr(request, "prefilled", None))
+
+
+def forgets_those_who_wait_at_a_lost_worker(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerAccount, "retained", property(lambda self: []))
+
+
+def places_on_draining_workers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fleet, "drain", lambda self, account: setattr(account, "draining", True))
+
+
+def overflows_at_once(patch: pytest.MonkeyPatch) -> None:
+    right = Fleet._pick
+
+    def pick(self: Fleet, policy: Policy, roster: Roster[WorkerAccount], need: BlockNeed) -> WorkerAccount | None:
+        passes_over = roster is self._writers and self._config.overflows
+        return None if passes_over else right(self, policy, roster, need)
+
+    patch.setattr(Fleet, "_pick", pick)
+
+
+def newcomers_pass_continuations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Request, "queue_key", property(lambda self: (self.submitted_s + 100.0 * self.block, self.id)))
+
+
+def sleeps_when_a_waiting_head_leaves(patch: pytest.MonkeyPatch) -> None:
+    right = BlockFlow.end_early
+
+    def end_early(self: BlockFlow, *args: Any, **kwargs: Any) -> None:
+        before = self.changed
+        right(self, *args, **kwargs)
+        self.changed = before
+
+    patch.setattr(BlockFlow, "end_early", end_early)
+
+
+def lets_a_low_priority_pass(patch: pytest.MonkeyPatch) -> None:
+    right = TenantLine.push
+    patch.setattr(TenantLine, "push", lambda self, waiter: right(self, replace(waiter, rank=())))
+
+
+def takes_the_longest_rest_first(patch: pytest.MonkeyPatch) -> None:
+    right = TenantLine.push
+
+    def push(self: TenantLine, waiter: Waiter) -> None:
+        priority, *rest = waiter.rank
+        right(self, replace(waiter, rank=(priority, *(-blocks for blocks in rest))))
+
+    patch.setattr(TenantLine, "push", push)
+
+
+def has_endless_patience(patch: pytest.MonkeyPatch) -> None:
+    right = TenantLine.head
+    patch.setattr(TenantLine, "head", lambda self, now: right(self, float("-inf")))
+
+
+def gives_every_tenant_one_turn(patch: pytest.MonkeyPatch) -> None:
+    """Rounds of blocks, not of tokens."""
+    right = WaitingLine.push
+
+    def push(self: WaitingLine, waiter: Waiter) -> None:
+        right(self, replace(waiter, canvas_tokens=self._quantum_tokens * self._weights.get(waiter.tenant, 1)))
+
+    patch.setattr(WaitingLine, "push", push)
+
+
+def knows_no_tenants(patch: pytest.MonkeyPatch) -> None:
+    right = WaitingLine.push
+    patch.setattr(WaitingLine, "push", lambda self, waiter: right(self, replace(waiter, tenant="")))
+
+
+def binds_late_ones_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fleet, "bindable_tokens", lambda account, dispatch_ahead: None)
+
+
+def forgets_the_fixed_canvas(patch: pytest.MonkeyPatch) -> None:
+    right = RequestSpec.generated_tokens
+    patch.setattr(RequestSpec, "generated_tokens", lambda self, max_gen_len_tokens=0: right(self))
+
+
+def never_wakes_after_a_back_off(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fleet, "wake", lambda self, worker_id: None)
+
+
+_ALL: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
+    answers_any_call,
+    never_counts_attempts,
+    releases_twice,
+    ignores_the_backlog,
+    lets_the_smallest_pass,
+    repeats_what_was_shown,
+    keeps_kv_of_lost_attempts,
+    forgets_those_who_wait_at_a_lost_worker,
+    places_on_draining_workers,
+    overflows_at_once,
+    newcomers_pass_continuations,
+    sleeps_when_a_waiting_head_leaves,
+    lets_a_low_priority_pass,
+    takes_the_longest_rest_first,
+    has_endless_patience,
+    gives_every_tenant_one_turn,
+    knows_no_tenants,
+    binds_late_ones_at_once,
+    forgets_the_fixed_canvas,
+    never_wakes_after_a_back_off,
+)
+MUTANTS = {mutate.__name__.replace("_", " "): mutate for mutate in _ALL}
+
+
+def killer_of(name: str) -> str | None:
+    """Which run of the storms catches that mutant, and how; None: it survives them all."""
+    with pytest.MonkeyPatch.context() as patch:
+        MUTANTS[name](patch)
+        for any_options in (False, True):
+            for seed in range(STORMS):
+                for mode in reversed(ServingMode):
+                    words = _objection(mode, seed, any_options=any_options)
+                    if words is not None:
+                        return f"{mode.value} storm {seed}{' with options' if any_options else ''}: {words}"
+    return None
+
+
+def _objection(mode: ServingMode, seed: int, *, any_options: bool) -> str | None:
+    rng = random.Random(seed)
+    cluster = RandomCluster(mode, rng, **(random_options(rng) if any_options else {}))
+    try:
+        cluster.run(300)
+        cluster.rest()
+    except Violation as violation:
+        return str(violation)
+    return None

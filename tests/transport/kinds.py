@@ -1,0 +1,16 @@
+"""The transports between processes that the fault tests run over; UCX also with each of its carriers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.transport.socket_transport import SocketTransport
+from common.transport.tcp import TcpTransport
+from common.transport.ucx import UcxTransport
+
+KINDS: dict[str, Callable[[], SocketTransport]] = {
+    "tcp": TcpTransport,
+    "ucx": UcxTransport,
+    "ucx-tcp": lambda: UcxTransport(carriers="tcp,self"),
+    "ucx-shm": lambda: UcxTransport(carriers="sm,self"),
+}
