@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# What moves K/V between the demo's workers: tcp, ucx or auto; ucx installs the extra
+KV_TRANSPORT ?=
 # Options for pytest, e.g. make test ARGS='-k golden -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: compose-test help install install-dev demo test mutants lint format stubs bench-overhead bench-core clean
+.PHONY: compose-test help install install-dev demo test mutants lint format stubs bench-overhead bench-core bench-kv clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -25,6 +27,12 @@ $(VENV)/.installed-runtime: pyproject.toml constraints.txt | $(BIN)/python
 	  { echo "error: the install failed, see above; check that the package index is reachable, then run make again" >&2; exit 1; }
 	@touch $@
 
+$(VENV)/.installed-ucx: pyproject.toml constraints.txt | $(VENV)/.installed-runtime
+	@echo "== installing UCX into $(VENV)"
+	@$(PIP_INSTALL) --editable '.[ucx]' || \
+	  { echo "error: the install failed, see above; check that the package index is reachable, then run make again" >&2; exit 1; }
+	@touch $@
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "== installing Sangam and its development tools into $(VENV) (a minute or two; later calls skip this)"
 	@$(PIP_INSTALL) --editable '.[dev]' || \
@@ -35,8 +43,8 @@ install: $(VENV)/.installed-runtime ## Create .venv and install what the service
 
 install-dev: $(VENV)/.installed-dev ## The same with test and lint tools.
 
-demo: $(VENV)/.installed-runtime ## Start all five services, send prompts, stream answers, print a table, stop.
-	@$(BIN)/sangam demo
+demo: $(VENV)/.installed-runtime $(if $(filter ucx,$(KV_TRANSPORT)),$(VENV)/.installed-ucx) ## Start all five services, send prompts, stream answers, print a table, stop.
+	@$(BIN)/sangam demo $(if $(KV_TRANSPORT),--kv-transport $(KV_TRANSPORT))
 
 test: $(VENV)/.installed-dev ## Run the whole suite (installs Debian's redis-server when it is missing).
 	@.ci/install-redis
@@ -63,6 +71,9 @@ compose-test: $(VENV)/.installed-runtime ## Build the images, run the stack on a
 
 bench-overhead: $(VENV)/.installed-runtime ## What the services add to a request, side by side with the bare engine.
 	@$(BIN)/sangam bench-overhead
+
+bench-kv: $(VENV)/.installed-runtime $(VENV)/.installed-ucx ## How fast K/V moves, side by side with raw sockets, UCXX and memcpy.
+	@$(BIN)/sangam bench-kv
 
 bench-core: $(VENV)/.installed-runtime ## Core events per second; what one event costs as cluster and queue grow.
 	@$(BIN)/python -m common.bench.core

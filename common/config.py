@@ -208,7 +208,13 @@ class WorkerConfig(ServiceConfig):
         default="",
         metadata=about("name shared by workers with fast links to each other (empty: those on the same host)"),
     )
-    kv_transport: str = field(default="tcp", metadata=about("backend that moves K/V between workers", choices=("tcp",)))
+    kv_transport: str = field(
+        default="auto",
+        metadata=about(
+            "backend that moves K/V between workers; auto is ucx where both ends have it, else tcp",
+            choices=("tcp", "ucx", "auto"),
+        ),
+    )
     kv_lease_s: float = field(
         default=defaults.DEFAULT_KV_LEASE_S,
         metadata=about("how long K/V waits for a decode worker, in seconds", above=0),

@@ -75,7 +75,14 @@ async def _bench(rounds: int, sizes_mib: Sequence[int]) -> None:
         print("\nEight fetches of 64 MiB at once, against one after the other (GB/s in all)\n")
         print(render_table(("transport", "one", "eight", "ratio"), await lab.parallel(rounds)))
         print("\nK/V transfer not hidden by a prefill of 32 layers (64 MiB, scattered; kv_transfer_exposed_s)\n")
-        header = ("transport", "prefill ms", "transfer ms", "exposed ms, after", "exposed ms, layer by layer", "hidden %")
+        header = (
+            "transport",
+            "prefill ms",
+            "transfer ms",
+            "exposed ms, after",
+            "exposed ms, layer by layer",
+            "hidden %",
+        )
         print(render_table(header, await lab.exposed(rounds)))
 
 
@@ -86,7 +93,9 @@ def _table(rows: Sequence[Row], sizes_mib: Sequence[int]) -> tuple[list[str], li
     lines = []
     for row in rows:
         rates = [f"{row.rate(size):.2f}" for size in sizes_mib]
-        shares = [f"{100 * row.rate(size) / by_name[row.base].rate(size):.0f}" if row.base else "-" for size in sizes_mib]
+        shares = [
+            f"{100 * row.rate(size) / by_name[row.base].rate(size):.0f}" if row.base else "-" for size in sizes_mib
+        ]
         lines.append([row.name, *rates, row.base or "-", *shares])
     return header, lines
 
@@ -177,7 +186,11 @@ class _Lab:
         self._stack.push_async_callback(reader.aclose)
         self._owners[name] = (reader, kind, peer)
         return [
-            Row(name=f"{name}, pages side by side", move=lambda size: self._fetch(name, size, scattered=False), base=base),
+            Row(
+                name=f"{name}, pages side by side",
+                move=lambda size: self._fetch(name, size, scattered=False),
+                base=base,
+            ),
             Row(name=f"{name}, pages scattered", move=lambda size: self._fetch(name, size, scattered=True), base=base),
         ]
 

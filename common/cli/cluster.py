@@ -52,6 +52,7 @@ class ClusterConfig:
     dtype: str = "auto"
     kv_pages: int = 0
     torch_threads: int = 0
+    kv_transport: str = "auto"
     log_level: str = "info"
     worker_options: tuple[str, ...] = field(default=())
     scheduler_options: tuple[str, ...] = field(default=())
@@ -211,6 +212,7 @@ class Cluster:
             "--kv-pages": str(config.kv_pages),
             "--token-budget": str(config.token_budget_tokens),
             "--torch-threads": str(config.threads_per_worker),
+            "--kv-transport": config.kv_transport,
         }
         flags = [part for pair in arguments.items() for part in pair]
         return self._managed(name, f"services.{role.value}_worker", (*flags, *config.worker_options), may_end=True)

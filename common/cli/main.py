@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("common.cli.simulate", "run a cluster in virtual time, with a cost model for the GPUs"),
     "drain": ("common.cli.drain", "give a worker no new work and let it finish"),
     "demo": ("common.cli.demo", "start a cluster, send prompts, show what happened, stop it"),
+    "bench-kv": ("common.bench.kv", "compare the K/V data plane with raw sockets, UCXX and memcpy"),
     "bench-overhead": ("common.bench.overhead", "compare the services with the engine in process"),
 }
 _USER_ERRORS = frozenset({Reason.INVALID_PROMPT, Reason.TOO_LONG, Reason.BAD_SAMPLING_PARAMS, Reason.INVALID_REQUEST})

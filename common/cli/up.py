@@ -21,6 +21,7 @@ from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKE
 from common.core.ids import ServingMode
 from common.errors import ConfigError
 from common.text_codec import load_text_codec
+from common.transport.ucx_runtime import ucx_installed
 
 PROG = "sangam up"
 DEFAULT_GRPC_PORT = 50051
@@ -77,6 +78,12 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of weights and K/V (default auto: float32 on cpu, bfloat16 on cuda)",
     )
     parser.add_argument("--kv-pages", type=int, default=0, metavar="N", help="KV pages per worker (default: what fits)")
+    parser.add_argument(
+        "--kv-transport",
+        default="auto",
+        choices=("tcp", "ucx", "auto"),
+        help="what moves K/V between workers (default auto: ucx where it is installed, else tcp)",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add_policy_arguments(parser)
@@ -122,8 +129,16 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
         device=args.device,
         dtype=args.dtype,
         kv_pages=args.kv_pages,
+        kv_transport=_installed_transport(args.kv_transport),
         log_level=args.log_level,
     )
+
+
+def _installed_transport(name: str) -> str:
+    """`name`, when this installation has what it needs; raises ConfigError otherwise."""
+    if name == "ucx" and not ucx_installed():
+        raise ConfigError("--kv-transport: ucx needs the extra: pip install 'sangam[ucx]'")
+    return name
 
 
 def _check_counts(args: argparse.Namespace, mode: ServingMode, prefill_workers: int) -> None:

@@ -19,9 +19,8 @@ Called by the *transport* on the reader:
     `KvSink.views`                      once per layer, in order; nothing writes to them after `fetch` ends
     `KvSink.complete`                   once per layer, when all of it arrived and passed its checksums
 
-Views stay good for one layer more: while the bytes of a layer are on their way the next may be asked for, but not the
-one after it. So views of layer n may be used until `wait_layer(n + 2)`, or `KvSink.views(n + 2)`, is called, and that
-happens only when layer n has left, or is complete.
+Lease and sink say how many layers may be on their way at once (`window_layers`): layer n + window_layers is asked for
+only when layer n has left, or is complete, and until then the views of layer n stay good.
 
 Wire order: for each layer, the K bytes of all pages in order, then the V bytes of all pages in order. Every layer has
 the same number of bytes. After the last layer comes the trailer, a few bytes that belong to the K/V. A fetch succeeds
@@ -71,6 +70,11 @@ class KvReadLease(Protocol):
         """Layers to send, at least 1."""
         ...
 
+    @property
+    def window_layers(self) -> int:
+        """Layers whose views may be in use at once, at least 1."""
+        ...
+
     def check(self) -> None:
         """Raise `WireError` if the pages may no longer be sent: KV_LEASE_EXPIRED, KV_NOT_FOUND, STALE_*."""
         ...
@@ -113,6 +117,11 @@ class KvSink(Protocol):
         """Layers to receive, at least 1."""
         ...
 
+    @property
+    def window_layers(self) -> int:
+        """Layers whose views may be in use at once, at least 1."""
+        ...
+
     def views(self, layer: int) -> Sequence[memoryview]:
         """Writable contiguous byte views (format "B", one dimension) of the layer, in wire order."""
         ...
@@ -127,7 +136,12 @@ class KvTransport(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in configuration and in `KvHandle.transport`."""
+        """What this worker offers: the name in its registration and in `KvHandle.transport`."""
+        ...
+
+    @property
+    def readable(self) -> frozenset[str]:
+        """What it can fetch from: names in `KvHandle.transport`. Both ends agree when the handle's is among them."""
         ...
 
     async def listen(self, host: str, provider: KvProvider) -> str:

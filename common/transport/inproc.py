@@ -61,6 +61,7 @@ class InprocTransport:
     """`KvTransport` over an `InprocNetwork`."""
 
     name = "inproc"
+    readable = frozenset({"inproc"})
 
     def __init__(self, network: InprocNetwork) -> None:
         self._network = network

@@ -23,7 +23,8 @@ _REQUEST = struct.Struct("<IIQId")
 _ACCEPT = struct.Struct("<IQ")
 _STRING = struct.Struct("<H")
 _PEER = struct.Struct("<QI")
-_DELIVERED = struct.Struct("<IQQI")
+_DELIVERED = struct.Struct("<QI")
+_SUM = struct.Struct("<I")
 _MAX_MESSAGE_BYTES = 1024
 
 
@@ -155,24 +156,24 @@ class UcxPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """Bytes [offset, offset + length) of a layer lie in the reader's memory, moved by UCX; their checksum."""
+    """Pieces `first` (counted from 0 over the whole read) and following are in the reader's memory; their checksums."""
 
-    layer: int
-    offset_bytes: int
-    length_bytes: int
-    payload_sum: int
+    first: int
+    payload_sums: tuple[int, ...]
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        return _DELIVERED.pack(self.layer, self.offset_bytes, self.length_bytes, self.payload_sum)
+        head = _DELIVERED.pack(self.first, len(self.payload_sums))
+        return head + b"".join(map(_SUM.pack, self.payload_sums))
 
     @classmethod
     def decode(cls, payload: bytes) -> Delivered:
         """Inverse of `encode`; raises `MalformedFrame`."""
-        layer, offset_bytes, length_bytes, payload_sum = _unpack(_DELIVERED, payload)
-        if len(payload) != _DELIVERED.size:
-            raise MalformedFrame("trailing bytes")
-        return cls(layer=layer, offset_bytes=offset_bytes, length_bytes=length_bytes, payload_sum=payload_sum)
+        first, count = _unpack(_DELIVERED, payload)
+        sums = payload[_DELIVERED.size :]
+        if len(sums) != count * _SUM.size:
+            raise MalformedFrame(f"{len(sums)} bytes for {count} checksums")
+        return cls(first=first, payload_sums=tuple(value for (value,) in _SUM.iter_unpack(sums)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

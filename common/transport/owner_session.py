@@ -129,7 +129,7 @@ class OwnerSession:
             raise WireError(Reason.LAYOUT_MISMATCH, "the KV read has no layers")
         layer_bytes = 0
         for layer in range(lease.layers):
-            await self._payloads.settle(layer - 2)
+            await self._payloads.settle(layer - lease.window_layers)
             await lease.wait_layer(layer)
             run = ByteRun(lease.views(layer))
             if layer == 0:

@@ -31,6 +31,7 @@ class SocketTransport(ABC):
     """
 
     name: str
+    readable: frozenset[str]
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ class TcpTransport(SocketTransport):
     """`KvTransport` over TCP; see `SocketTransport` for the limits."""
 
     name = "tcp"
+    readable = frozenset({"tcp", "ucx"})  # an owner that offers ucx serves readers who ask over TCP alone, too
 
     async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
         await serve_read(stream, provider, self._limits)

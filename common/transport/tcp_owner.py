@@ -30,6 +30,13 @@ async def serve_read(stream: ByteStream, provider: KvProvider, limits: OwnerLimi
     if not isinstance(request, ReadRequest):
         _log.warning("KV connection dropped: acknowledgement without a request")
         return
+    await serve_inline(request, stream, decoder, provider, limits)
+
+
+async def serve_inline(
+    request: ReadRequest, stream: ByteStream, decoder: FrameDecoder, provider: KvProvider, limits: OwnerLimits
+) -> None:
+    """Serve one read whose request has arrived, payloads between the frames."""
     payloads = _InlinePayloads(stream, stall_timeout_s=limits.stall_timeout_s)
     session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads)
     await session.answer(request, provider)

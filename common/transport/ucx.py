@@ -5,6 +5,8 @@ once, on every network, that the peer has died; it bounds connecting; refusals a
 with it. UCX alone notices a peer killed behind shared memory after its keepalive of 20 s, and a stopped one never.
 A read that does not end well closes the endpoint, which makes UCX let go of every buffer, and the connection.
 
+The owner also serves a reader that begins with its request, over TCP alone: that one has no UCX, or wants none.
+
 A connection is kept for the next read from the same life: making a pair of endpoints costs milliseconds.
 """
 
@@ -17,7 +19,7 @@ from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
-from common.transport.tcp_reader import Received
+from common.transport.tcp_reader import Received, read_into
 from common.transport.ucx_owner import serve_reads
 from common.transport.ucx_reader import UcxConnection
 from common.transport.ucx_runtime import UcxRuntime
@@ -32,6 +34,7 @@ class UcxTransport(SocketTransport):
     """`KvTransport` over UCX. `carriers` as for `UcxRuntime`; see `SocketTransport` for `limits` (seconds)."""
 
     name = "ucx"
+    readable = frozenset({"ucx"})
 
     def __init__(self, *, carriers: str = "all", **limits: float) -> None:
         """Raises `ConfigError` when UCXX is not installed."""
@@ -93,3 +96,14 @@ class UcxTransport(SocketTransport):
     async def _forget(self, peer: _Peer) -> None:
         for connection in self._idle.pop(peer, []):
             await connection.abort()
+
+
+class AutoTransport(UcxTransport):
+    """UCX where both ends have it: an owner offers it, a reader takes it where it is offered, and TCP elsewhere."""
+
+    readable = frozenset({"ucx", "tcp"})
+
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
+        if handle.transport == self.name:
+            return await super()._read(handle, request, sink, connect_timeout_s)
+        return await read_into(sink, handle.address, request, connect_timeout_s=connect_timeout_s)

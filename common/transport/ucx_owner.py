@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,9 +15,10 @@ from common.transport.base import KvProvider
 from common.transport.byte_stream import ByteStream
 from common.transport.checksum import payload_checksum
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind, encode_control
-from common.transport.messages import Delivered, MalformedFrame, ReadRequest, UcxPeer
+from common.transport.messages import Delivered, ReadRequest, UcxPeer
 from common.transport.owner_session import OwnerLimits, OwnerSession
-from common.transport.ucx_pieces import SEND_WINDOW, TagSequence, pieces
+from common.transport.tcp_owner import serve_inline
+from common.transport.ucx_pieces import SEND_WINDOW_BYTES, SEND_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
 
 _log = logging.getLogger(__name__)
@@ -25,15 +27,32 @@ IDLE_TIMEOUT_S = 120.0
 
 
 async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLimits, runtime: UcxRuntime) -> None:
-    """Serve a fresh connection until the reader leaves or a read fails; the caller closes `stream` afterwards."""
+    """Serve a fresh connection until the reader leaves or a read fails; the caller closes `stream` afterwards.
+
+    A reader without UCX begins with its request, and is served over the stream alone.
+    """
     decoder = FrameDecoder(frozenset({FrameKind.PEER, FrameKind.REQUEST, FrameKind.ACK}))
     try:
         async with asyncio.timeout(limits.handshake_timeout_s):
-            endpoint, tags = await _introduce(stream, decoder, limits, runtime)
+            hello = await stream.receive(decoder)
+            if isinstance(hello, UcxPeer):
+                endpoint = await _introduce(hello, stream, limits, runtime)
     except (WireError, TimeoutError) as error:
         _log.warning("KV connection dropped before a request: %s", error)
         return
-    payloads = _UcxPayloads(stream, endpoint, tags, stall_timeout_s=limits.stall_timeout_s)
+    if isinstance(hello, ReadRequest):
+        await serve_inline(hello, stream, decoder, provider, limits)
+    elif isinstance(hello, UcxPeer):
+        tags = TagSequence(hello.first_tag)
+        payloads = _UcxPayloads(stream, endpoint, tags, stall_timeout_s=limits.stall_timeout_s)
+        await _serve_ucx(stream, decoder, provider, limits, payloads)
+    else:
+        _log.warning("KV connection dropped: acknowledgement without a request")
+
+
+async def _serve_ucx(
+    stream: ByteStream, decoder: FrameDecoder, provider: KvProvider, limits: OwnerLimits, payloads: _UcxPayloads
+) -> None:
     session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads)
     patience_s = limits.handshake_timeout_s
     try:
@@ -45,12 +64,7 @@ async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLim
         await payloads.abort()
 
 
-async def _introduce(
-    stream: ByteStream, decoder: FrameDecoder, limits: OwnerLimits, runtime: UcxRuntime
-) -> tuple[UcxEndpoint, TagSequence]:
-    peer = await stream.receive(decoder)
-    if not isinstance(peer, UcxPeer):
-        raise MalformedFrame("a UCX connection begins with an introduction")
+async def _introduce(peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime) -> UcxEndpoint:
     runtime.check_peer(peer)
     endpoint = await runtime.connect(peer.worker_address)
     try:
@@ -59,7 +73,7 @@ async def _introduce(
     except BaseException:
         await endpoint.abort([])
         raise
-    return endpoint, TagSequence(peer.first_tag)
+    return endpoint
 
 
 async def _next_request(stream: ByteStream, decoder: FrameDecoder, patience_s: float) -> ReadRequest | None:
@@ -84,7 +98,7 @@ class _InFlight:
 
 
 class _UcxPayloads:
-    """`PayloadSender` that keeps up to `SEND_WINDOW` pieces on their way and says when each has arrived."""
+    """`PayloadSender` that keeps a window of pieces on their way and says which have arrived."""
 
     def __init__(self, stream: ByteStream, endpoint: UcxEndpoint, tags: TagSequence, *, stall_timeout_s: float) -> None:
         self._stream = stream
@@ -92,49 +106,55 @@ class _UcxPayloads:
         self._tags = tags
         self._stall_timeout_s = stall_timeout_s
         self._in_flight: deque[_InFlight] = deque()
-        self._changed = asyncio.Event()
+        self._window = Window(max_bytes=SEND_WINDOW_BYTES, max_pieces=SEND_WINDOW_PIECES)
+        self._delivered = 0
+        self._changed = asyncio.Condition()
         self._aborted = False
 
     def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
+        if layer == 0:
+            self._delivered = 0
         return pieces(layer, layer_bytes)
 
     async def run(self) -> NoReturn:
-        """Say of each piece, in order, that it is in the reader's memory."""
+        """Say of the pieces, in order, that they are in the reader's memory; of several at once where they are."""
         while True:
-            while not self._in_flight:
-                await self._wait_for_change()
-            oldest = self._in_flight[0]
-            await oldest.transfer.wait()
-            frame = oldest.frame
-            delivered = Delivered(
-                layer=frame.layer,
-                offset_bytes=frame.offset_bytes,
-                length_bytes=frame.length_bytes,
-                payload_sum=oldest.payload_sum,
-            )
-            await self._stream.send([memoryview(encode_control(delivered))], stall_timeout_s=self._stall_timeout_s)
-            self._in_flight.popleft()
-            self._changed.set()
+            await self._until(lambda: bool(self._in_flight))
+            await self._in_flight[0].transfer.wait()
+            arrived = [piece for piece in itertools.takewhile(lambda piece: piece.transfer.done, self._in_flight)]
+            for piece in arrived:
+                await piece.transfer.wait()
+            said = Delivered(first=self._delivered, payload_sums=tuple(piece.payload_sum for piece in arrived))
+            await self._stream.send([memoryview(encode_control(said))], stall_timeout_s=self._stall_timeout_s)
+            await self._retire(len(arrived))
 
     async def send(self, frame: DataFrame, payload: memoryview, check: Callable[[], None]) -> None:
-        while len(self._in_flight) >= SEND_WINDOW:
-            await self._wait_for_change()
+        await self._until(lambda: self._window.has_room(frame.length_bytes))
         check()
         transfer = self._endpoint.send(payload, next(self._tags))
+        self._window.add(frame.length_bytes)
         # Summed while it is on its way: the memory holds still until `settle`.
         self._in_flight.append(_InFlight(frame, payload_checksum(payload), transfer))
-        self._changed.set()
+        async with self._changed:
+            self._changed.notify_all()
         await asyncio.sleep(0)
 
     async def settle(self, layer: int) -> None:
-        while self._in_flight and self._in_flight[0].frame.layer <= layer:
-            await self._wait_for_change()
+        await self._until(lambda: not self._in_flight or self._in_flight[0].frame.layer > layer)
 
     async def abort(self) -> None:
         if not self._aborted:
             self._aborted = True
             await self._endpoint.abort([piece.transfer for piece in self._in_flight])
 
-    async def _wait_for_change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+    async def _retire(self, count: int) -> None:
+        for _ in range(count):
+            self._window.remove(self._in_flight.popleft().frame.length_bytes)
+        self._delivered += count
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        if not holds():
+            async with self._changed:
+                await self._changed.wait_for(holds)

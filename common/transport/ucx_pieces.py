@@ -10,11 +10,11 @@ PIECE_BYTES = 4 << 20
 """Longest piece: long enough for full speed (4.9 GB/s of 6.5 through shared memory alone, all of it with three on
 their way), short enough that its checksum holds the event loop for well under a millisecond."""
 
-SEND_WINDOW = 4
-"""Pieces that an owner keeps on their way at once."""
+SEND_WINDOW_BYTES, SEND_WINDOW_PIECES = 16 << 20, 64
+"""What an owner keeps on its way at once: as much as the first allows, in no more pieces than the second."""
 
-RECEIVE_WINDOW = 8
-"""Pieces that a reader is ready for at once: more than can arrive while it looks at the oldest."""
+RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES = 2 * SEND_WINDOW_BYTES, 2 * SEND_WINDOW_PIECES
+"""What a reader is ready for at once: more than can arrive while it looks at the oldest."""
 
 _TAGS = 1 << 64
 
@@ -26,6 +26,31 @@ def pieces(layer: int, layer_bytes: int) -> Iterator[DataFrame]:
         for offset in range(start, start + part_bytes, PIECE_BYTES):
             length = min(PIECE_BYTES, start + part_bytes - offset)
             yield DataFrame(layer=layer, offset_bytes=offset, length_bytes=length)
+
+
+class Window:
+    """Room for what is on its way, in bytes and in pieces; one piece always fits."""
+
+    def __init__(self, *, max_bytes: int, max_pieces: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_pieces = max_pieces
+        self._bytes = 0
+        self._pieces = 0
+
+    def has_room(self, length_bytes: int) -> bool:
+        """Whether a piece of that length may set out."""
+        fits = self._bytes + length_bytes <= self._max_bytes and self._pieces < self._max_pieces
+        return fits or not self._pieces
+
+    def add(self, length_bytes: int) -> None:
+        """It sets out."""
+        self._bytes += length_bytes
+        self._pieces += 1
+
+    def remove(self, length_bytes: int) -> None:
+        """It has arrived."""
+        self._bytes -= length_bytes
+        self._pieces -= 1
 
 
 class TagSequence:

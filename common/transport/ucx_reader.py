@@ -26,7 +26,7 @@ from common.transport.messages import (
 from common.transport.racing import race
 from common.transport.sizes import agreed_first_layer
 from common.transport.tcp_reader import Received, connect, expect_trailer
-from common.transport.ucx_pieces import RECEIVE_WINDOW, TagSequence, pieces
+from common.transport.ucx_pieces import RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
 
 _Frames = asyncio.Queue[ControlMessage | DataFrame]
@@ -111,16 +111,20 @@ class UcxConnection:
     async def _collect(self, sink: KvSink, first: ByteRun, frames: _Frames) -> bytes:
         """Fill the sink; returns the trailer."""
         posts = _Posts(sink, first)
+        window = Window(max_bytes=RECEIVE_WINDOW_BYTES, max_pieces=RECEIVE_WINDOW_PIECES)
         posted: deque[tuple[_Landing, UcxTransfer]] = deque()
-        for _ in range(posts.count):
-            while len(posted) < RECEIVE_WINDOW and (landing := posts.next()) is not None:
+        sums: deque[int] = deque()
+        for number in range(posts.count):
+            while (landing := posts.next(window)) is not None:
                 transfer = self._endpoint.receive(landing.memory, next(self._tags))
                 self._receives.add(transfer)
                 posted.append((landing, transfer))
+            if not sums:
+                sums.extend(_delivered(await frames.get(), number))
             landing, transfer = posted.popleft()
-            await _arrival(landing, transfer, frames)
+            await landing.arrival(transfer, sums.popleft())
             self._receives.discard(transfer)
-            landing.settle()
+            window.remove(landing.frame.length_bytes)
             if landing.ends_layer:
                 await sink.complete(landing.frame.layer)
                 posts.layer_completed()
@@ -140,58 +144,54 @@ class _Landing:
         self._staged = len(window) > 1
         self.memory = memoryview(bytearray(frame.length_bytes)) if self._staged else window[0]
 
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Layer, offset and length in bytes."""
-        return self.frame.layer, self.frame.offset_bytes, self.frame.length_bytes
-
-    def settle(self) -> None:
-        """The piece is here and right: bring it where it belongs."""
+    async def arrival(self, transfer: UcxTransfer, payload_sum: int) -> None:
+        """Until the piece is here; if it is right, it is where it belongs, else raises `WireError` KV_CHECKSUM."""
+        await transfer.wait()
+        if payload_checksum(self.memory) != payload_sum:
+            raise WireError(Reason.KV_CHECKSUM, "KV piece does not match its checksum")
         if self._staged:
             self._run.write(self.frame.offset_bytes, self.memory)
 
 
 class _Posts:
-    """The pieces of a whole read in order, never more than one layer beyond the oldest incomplete one."""
+    """The pieces of a whole read in order, no further than window and sink allow."""
 
     def __init__(self, sink: KvSink, first: ByteRun) -> None:
         self._sink = sink
         self._run = first
         self._layer = 0
         self._completed_layers = 0
-        self._frames = pieces(0, first.size_bytes)
-        self.count = sink.layers * sum(1 for _ in pieces(0, first.size_bytes))
+        self._frames = deque(pieces(0, first.size_bytes))
+        self.count = sink.layers * len(self._frames)
 
     def layer_completed(self) -> None:
         """One more layer may be begun."""
         self._completed_layers += 1
 
-    def next(self) -> _Landing | None:
-        """The next piece to be ready for; None while its layer is too far ahead, and at the end."""
-        frame = next(self._frames, None)
-        if frame is None and self._layer + 1 < min(self._completed_layers + 2, self._sink.layers):
+    def next(self, window: Window) -> _Landing | None:
+        """The next piece to be ready for, added to `window`; None when there is no room for it, and at the end."""
+        end = min(self._completed_layers + self._sink.window_layers, self._sink.layers)
+        if not self._frames and self._layer + 1 < end:
             self._enter(self._layer + 1)
-            frame = next(self._frames)
-        return None if frame is None else _Landing(frame, self._run)
+        if not self._frames or not window.has_room(self._frames[0].length_bytes):
+            return None
+        frame = self._frames.popleft()
+        window.add(frame.length_bytes)
+        return _Landing(frame, self._run)
 
     def _enter(self, layer: int) -> None:
         run = ByteRun(self._sink.views(layer))
         assert run.size_bytes == self._run.size_bytes, "every layer has the same size"
-        self._layer, self._run, self._frames = layer, run, pieces(layer, run.size_bytes)
+        self._layer, self._run, self._frames = layer, run, deque(pieces(layer, run.size_bytes))
 
 
-async def _arrival(landing: _Landing, transfer: UcxTransfer, frames: _Frames) -> None:
-    """Until the piece is here and right; raises the owner's refusal when that comes instead."""
-    said = await frames.get()
-    if isinstance(said, Refusal):
-        raise said.error
-    if not isinstance(said, Delivered):
-        raise MalformedFrame("accepted twice")
-    if (said.layer, said.offset_bytes, said.length_bytes) != landing.place:
-        raise MalformedFrame(f"piece for layer {said.layer} at {said.offset_bytes} is out of order")
-    await transfer.wait()
-    if payload_checksum(landing.memory) != said.payload_sum:
-        raise WireError(Reason.KV_CHECKSUM, "KV piece does not match its checksum")
+def _delivered(frame: ControlMessage | DataFrame, expected: int) -> tuple[int, ...]:
+    """Checksums of the pieces from number `expected` on; raises the owner's refusal when that comes instead."""
+    if isinstance(frame, Refusal):
+        raise frame.error
+    if not isinstance(frame, Delivered) or frame.first != expected or not frame.payload_sums:
+        raise MalformedFrame(f"something else where piece {expected} belongs")
+    return frame.payload_sums
 
 
 async def _say(stream: ByteStream, frame: bytes) -> None:

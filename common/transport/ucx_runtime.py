@@ -58,9 +58,15 @@ class UcxTransfer:
         self._buffer = buffer
         self._future: asyncio.Future[Any] = request.future
 
+    @property
+    def done(self) -> bool:
+        """Whether UCX touches the buffer no more, well or badly."""
+        return self._future.done()
+
     async def wait(self) -> None:
         """Until the transfer is over; raises `WireError` PEER_LOST when it failed. A cancelled wait ends nothing."""
-        await asyncio.wait([self._future])
+        if not self._future.done():
+            await asyncio.wait([self._future])
         if self._future.cancelled() or self._future.exception() is not None:
             raise WireError(Reason.PEER_LOST, "the KV peer went away in the middle of a transfer")
 

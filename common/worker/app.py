@@ -321,7 +321,7 @@ class WorkerApp:
             calls=self._calls,
             model=self._engine.config,
             layout=self._engine.layout,
-            transport=self._transport.name,
+            readable=self._transport.readable,
             life=lambda: self._life,
             core=self._core_loop,
         )

@@ -48,8 +48,7 @@ class LayerProgress:
 class PoolLease:
     """`KvReadLease` over pages of a pool; made by `KvServing.open_read`.
 
-    Scattered pages are staged in turn in two buffers, so the views of a layer last until the one after next is asked
-    for, as the contract says.
+    Scattered pages are staged in `window_layers` buffers in turn.
     """
 
     def __init__(
@@ -74,8 +73,9 @@ class PoolLease:
         self._closed = False
         self._buffers: list[StagingBuffer] = []
         self._ready: tuple[int, Sequence[memoryview]] | None = None
+        self.window_layers = staging.window_layers(page_ids)
         if not staging.in_place(page_ids):
-            self._buffers = [staging.take(len(page_ids)) for _ in range(2)]
+            self._buffers = [staging.take(len(page_ids)) for _ in range(self.window_layers)]
 
     @property
     def layers(self) -> int:
@@ -89,7 +89,7 @@ class PoolLease:
             self._ready = (layer, self._staging.pool.read_pages(self._page_ids, range(layer, layer + 1)))
             return
         self.check()
-        buffer = self._buffers[layer % 2]
+        buffer = self._buffers[layer % self.window_layers]
         await self._staging.load(layer, self._index, buffer, fence)
         self._ready = (layer, [buffer.view])
 

@@ -22,8 +22,9 @@ class PoolSink:
         self._page_ids = tuple(page_ids)
         self._index = torch.tensor(self._page_ids, dtype=torch.int64, device=staging.pool.tensor.device)
         self._buffers: list[StagingBuffer] = []
+        self.window_layers = staging.window_layers(self._page_ids)
         if not staging.in_place(self._page_ids):
-            self._buffers = [staging.take(len(self._page_ids)) for _ in range(2)]
+            self._buffers = [staging.take(len(self._page_ids)) for _ in range(self.window_layers)]
 
     def __enter__(self) -> Self:
         return self
@@ -43,10 +44,10 @@ class PoolSink:
     def views(self, layer: int) -> Sequence[memoryview]:
         """See `KvSink.views`."""
         if self._buffers:
-            return [self._buffers[layer % 2].view]
+            return [self._buffers[layer % self.window_layers].view]
         return self._staging.pool.writable_runs(self._page_ids, range(layer, layer + 1))
 
     async def complete(self, layer: int) -> None:
         """See `KvSink.complete`."""
         if self._buffers:
-            await self._staging.store(layer, self._index, self._buffers[layer % 2])
+            await self._staging.store(layer, self._index, self._buffers[layer % self.window_layers])

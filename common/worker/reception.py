@@ -27,14 +27,14 @@ class Reception:
         calls: CallTable,
         model: ModelConfig,
         layout: KvLayout,
-        transport: str,
+        readable: frozenset[str],
         life: Callable[[], WorkerLife],
         core: CoreLoop,
     ) -> None:
         self._calls = calls
         self._model = model
         self._layout = layout
-        self._transport = transport
+        self._readable = readable
         self._life = life
         self._core = core
         self._draining = False
@@ -67,4 +67,4 @@ class Reception:
             raise WireError(Reason.WORKER_DRAINING, f"{life.worker_id} takes no new work")
         check_work(event.work, self._model)
         if isinstance(event, DecodeRequested):
-            check_source(event.work, event.source, layout=self._layout, transport=self._transport, model=self._model)
+            check_source(event.work, event.source, layout=self._layout, readable=self._readable, model=self._model)

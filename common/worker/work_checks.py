@@ -23,13 +23,16 @@ def check_work(work: BlockWork, model: ModelConfig) -> None:
         raise TooLong("max_tokens", problem)
 
 
-def check_source(work: BlockWork, source: KvSource, *, layout: KvLayout, transport: str, model: ModelConfig) -> None:
-    """Raise when the K/V source does not belong to `work`, or lies in another layout (`LAYOUT_MISMATCH`)."""
+def check_source(
+    work: BlockWork, source: KvSource, *, layout: KvLayout, readable: frozenset[str], model: ModelConfig
+) -> None:
+    """Raise when the K/V source does not belong to `work`, lies in another layout or cannot be read over any of the
+    `readable` transports (`LAYOUT_MISMATCH`)."""
     if isinstance(source, LocalPrefill):
         return
     _check_first(work, source.first, model)
     if isinstance(source, RemoteKv):
-        _check_handle(work, source, layout, transport)
+        _check_handle(work, source, layout, readable)
     elif isinstance(source, NoKv) and work.cache_mode is not CacheMode.NONE:
         raise InvalidRequest("kv_source", f"cache mode {work.cache_mode.value} needs K/V")
 
@@ -52,12 +55,12 @@ def _check_first(work: BlockWork, first: StepDelta, model: ModelConfig) -> None:
     _check_ids("first.token_ids", first.token_ids, model)
 
 
-def _check_handle(work: BlockWork, source: RemoteKv, layout: KvLayout, transport: str) -> None:
+def _check_handle(work: BlockWork, source: RemoteKv, layout: KvLayout, readable: frozenset[str]) -> None:
     handle = source.handle
     if handle.layout_fingerprint != layout.fingerprint:
         raise WireError(Reason.LAYOUT_MISMATCH, "the K/V lies in the layout of another model or dtype")
-    if handle.transport != transport:
-        problem = f"the K/V is offered over {handle.transport}; this worker speaks {transport}"
+    if handle.transport not in readable:
+        problem = f"the K/V is offered over {handle.transport}; this worker reads {', '.join(sorted(readable))}"
         raise WireError(Reason.LAYOUT_MISMATCH, problem)
     if handle.attempt != work.attempt:
         raise InvalidRequest("handle.attempt", f"holds the K/V of {handle.attempt}, not of {work.attempt}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ GPU_FILE = "docker-compose.gpu.yaml"
 PORT_VARIABLES = ("GATEWAY_PORT", "SCHEDULER_PORT", "KV_STORE_PORT", "REDIS_PORT")
 COMMAND_TIMEOUT_S = 90.0
 POLL_S = 0.25
+_PORTS = range(20_000, 30_000)
 
 
 def stack_environment(*, image_tag: str) -> dict[str, str]:
@@ -139,9 +142,11 @@ def _service_filter(service: str) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in held]
-    finally:
-        for each in held:
-            each.close()
+    """Ports below those that the kernel hands out, so that nobody is given one before the stack takes it."""
+    free: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            free.append(port)
+        if len(free) == count:
+            return free
+    raise ProofFailed(f"no {count} free ports in {_PORTS}")

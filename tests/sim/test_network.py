@@ -58,7 +58,8 @@ def test_a_slow_link_slows_its_own_worker():
 
 
 def test_equal_times_happen_in_the_order_they_were_put_down():
-    agenda, seen = Agenda(), []
+    agenda = Agenda()
+    seen: list[object] = []
     for number in range(5):
         agenda.at(1.0, seen.append, number)
     agenda.at(0.5, seen.append, "first")

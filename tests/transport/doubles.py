@@ -60,6 +60,10 @@ class MemoryLease:
     def layers(self) -> int:
         return len(self._views)
 
+    @property
+    def window_layers(self) -> int:
+        return max(1, len(self._views))
+
     def check(self) -> None:
         self.checks += 1
         self.on_check(self.checks)
@@ -135,6 +139,10 @@ class MemorySink:
     @property
     def layers(self) -> int:
         return len(self._views)
+
+    @property
+    def window_layers(self) -> int:
+        return max(1, len(self._views))
 
     def views(self, layer: int) -> Sequence[memoryview]:
         self.asked.append(layer)

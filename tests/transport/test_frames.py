@@ -72,7 +72,7 @@ messages = st.one_of(
     st.builds(Accept, layers=u32, layer_bytes=u64),
     st.just(Ack()),
     st.builds(UcxPeer, ucx_version=text, worker_address=st.binary(min_size=1, max_size=300), first_tag=u64),
-    st.builds(Delivered, layer=u32, offset_bytes=u64, length_bytes=u64, payload_sum=u32),
+    st.builds(Delivered, first=u64, payload_sums=st.lists(u32, max_size=70).map(tuple)),
     st.builds(Trailer, data=st.binary(max_size=300)),
     st.builds(
         lambda request, worker, block, attempt, incarnation, pages, layout, timeout_s: ReadRequest(
