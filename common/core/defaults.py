@@ -49,6 +49,9 @@ DEFAULT_HEARTBEAT_KEEPALIVE_S = 0.5
 DEFAULT_REPORT_INTERVAL_S = 0.02
 """Shortest time between two iteration reports of one worker; reports in between are coalesced."""
 
+DEFAULT_STREAM_INTERVAL_S = 0.01
+"""Least time between two messages of a decode stream: deltas of faster steps share one, its first and last apart."""
+
 DEFAULT_PEER_BACKOFF_S = 0.25
 """First back-off from a worker whose call broke; doubles with each failure in a row."""
 

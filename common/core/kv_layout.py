@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 LAYOUT_VERSION = 1
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -31,7 +32,7 @@ class KvLayout:
     @property
     def fingerprint(self) -> str:
         """Hex SHA-256 over every field."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return _fingerprint(self)
 
     @property
     def page_bytes_per_layer(self) -> int:
@@ -41,3 +42,9 @@ class KvLayout:
     def block_bytes(self, pages: int) -> int:
         """Bytes of `pages` pages over all layers: what one block's transfer moves."""
         return pages * self.n_layers * self.page_bytes_per_layer
+
+
+@lru_cache(maxsize=16)
+def _fingerprint(layout: KvLayout) -> str:
+    """Asked for at every block, and few layouts live in one process."""
+    return hashlib.sha256(json.dumps(asdict(layout), sort_keys=True).encode()).hexdigest()

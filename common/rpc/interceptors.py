@@ -36,6 +36,9 @@ Parser = Callable[[bytes], Any]
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Guards unary and streaming handlers alike. Handlers are coroutine functions or async generators."""
 
+    def __init__(self) -> None:
+        self._guarded: dict[str, tuple[grpc.RpcMethodHandler[Any, Any], grpc.RpcMethodHandler[Any, Any]]] = {}
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
@@ -43,7 +46,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Wrap the handler that `continuation` finds; an unknown method stays gRPC's own UNIMPLEMENTED."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else _guarded_handler(handler, handler_call_details.method)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        inner, guarded = self._guarded.get(method, (None, None))
+        if guarded is None or inner is not handler:
+            guarded = _guarded_handler(handler, method)
+            self._guarded[method] = handler, guarded
+        return guarded
 
 
 def _guarded_handler(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
@@ -94,9 +104,11 @@ def _unary(inner: Handler, method: str) -> Behaviour:
 
 
 def _streaming(inner: Handler, method: str) -> Behaviour:
+    generates = inspect.isasyncgenfunction(inner)
+
     async def streaming(request: Any, context: Context) -> None:
         async with _guard(method, context):
-            if not inspect.isasyncgenfunction(inner):
+            if not generates:
                 await inner(request, context)
                 return
             # Closed here, so that a handler's `finally` runs in its own task when its client leaves, not in the

@@ -28,7 +28,7 @@ from common.transport.factory import make_transport
 from common.worker.advertise import advertised_host
 from common.worker.calls import CallTable
 from common.worker.core_loop import CoreLoop
-from common.worker.forward_thread import ForwardThread
+from common.worker.forward_thread import ForwardJob, ForwardThread
 from common.worker.kv_serving import KvServing
 from common.worker.kv_staging import KvStaging
 from common.worker.performer import Performer
@@ -73,10 +73,10 @@ class WorkerApp:
         self._tasks: asyncio.TaskGroup | None = None
         self._bug: BaseException | None = None
         self._bug_found = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._calls = CallTable()
         self._retained = RetainedKv()
-        self._core = WorkerCore(_core_config(role, config, engine))
-        self._core_loop = CoreLoop(self._core, clock=self._clock, perform=self._perform, on_bug=self._on_bug)
+        self._core_loop = self._make_core_loop()
         self._transport = make_transport(config.kv_transport)
         self._staging = KvStaging(engine.pool)
         self._serving = self._make_serving()
@@ -84,7 +84,7 @@ class WorkerApp:
         self._registry = RegistryClient(address=config.kv_store_address, holdings=self._holdings)
         self._forward = ForwardThread(
             engine,
-            on_completed=self._forward_completed,
+            complete=self._core_loop.complete if role is Role.DECODE else self._complete_on_loop,
             on_failed=self._on_bug,
             fence=self._staging.fence,
             on_layer=self._serving.layer_computed if role is Role.PREFILL else None,
@@ -104,11 +104,11 @@ class WorkerApp:
 
     def view(self) -> WorkerView:
         """A snapshot of the core."""
-        return self._core.view()
+        return self._core_loop.view()
 
     def check_conservation(self) -> None:
         """Assert that the core's pages add up."""
-        self._core.check_conservation()
+        self._core_loop.check_conservation()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set (the scheduler's drain order sets it too), then drain and close.
@@ -263,6 +263,11 @@ class WorkerApp:
         assert self._tasks is not None, "the worker runs"
         return self._tasks.create_task(work)
 
+    def _complete_on_loop(self, event: IterationCompleted) -> ForwardJob | None:
+        """Prefill role, on the forward thread: readers of its pages live on the event loop, so that goes first."""
+        self._loop.call_soon_threadsafe(self._forward_completed, event)
+        return None
+
     def _forward_completed(self, event: IterationCompleted) -> None:
         """What the core has not retained by the end of its turn is not to be had."""
         self._core_loop.feed(event)
@@ -273,6 +278,15 @@ class WorkerApp:
 
     def _holdings(self) -> Holdings:
         return Holdings(owner=self._life, handles=self._retained.handles())
+
+    def _make_core_loop(self) -> CoreLoop:
+        return CoreLoop(
+            WorkerCore(_core_config(self._role, self._config, self._engine)),
+            clock=self._clock,
+            perform=self._perform,
+            submit=lambda job: self._performer.run_forward(job),
+            on_bug=self._on_bug,
+        )
 
     def _make_serving(self) -> KvServing:
         feed = self._core_loop.feed
@@ -293,11 +307,11 @@ class WorkerApp:
             kv_address=lambda: self._kv_address,
             calls=self._calls,
             retained=self._retained,
-            forward=self._forward,
             transport=self._transport,
             serving=self._serving,
             link=self._link,
             registry=self._registry,
+            forward=self._forward,
             spawn=self._spawn,
             feed=self._core_loop.feed,
         )

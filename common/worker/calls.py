@@ -3,63 +3,103 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from common.core.defaults import DEFAULT_STREAM_INTERVAL_S
 from common.core.ids import BlockAttempt
 from common.core.work import BlockWork
 from common.errors import Reason, WireError
 from sangam.v1 import decode_pb2, prefill_pb2
 
-Answer = prefill_pb2.PrefillResponse | decode_pb2.DecodeResponse
+Answer = prefill_pb2.PrefillResponse | decode_pb2.DecodeEvent
 """What a call says to its caller: once for Prefill, event by event for Decode."""
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Last entry of an outbox; `error` None means that the call ends well."""
-
-    error: WireError | None
-
-
 class CallOutbox:
-    """What one call still has to say to its caller.
+    """What one call still has to say to its caller, in batches that share a message. Event loop only.
 
-    Unbounded, yet never longer than a block: every entry is a delta, and a block has at most as many steps as
-    positions.
+    The first answer leaves at once, and so does the end with all before it. Between them a batch leaves at most every
+    `DEFAULT_STREAM_INTERVAL_S`, and only when the one before has been written: a message costs every hop far more than
+    a delta does. Unbounded, yet never longer than a block: every entry is a delta, and a block has at most as many
+    steps as positions.
     """
 
     def __init__(self, work: BlockWork) -> None:
         self.work = work
         self.ended = False
-        self._entries: asyncio.Queue[Answer | _End] = asyncio.Queue()
+        self._handed_back = False
+        self._error: WireError | None = None
+        self._pending: list[Answer] = []
+        self._due = asyncio.Event()
+        self._pause: asyncio.TimerHandle | None = None
 
-    def send(self, message: Answer) -> None:
-        """Queue one message for the caller."""
-        assert not self.ended, f"{self.work.attempt}: message after the end"
-        self._entries.put_nowait(message)
+    def send(self, answer: Answer, *, may_wait: bool = False) -> None:
+        """Queue one answer for the caller; `may_wait`: it need not go before the next one, or the interval, is due."""
+        assert self._handed_back or not self.ended, f"{self.work.attempt}: answer after the end"
+        if self.ended:
+            return
+        self._pending.append(answer)
+        if self._pause is not None:
+            return
+        if may_wait:
+            self._begin_pause()
+            return
+        self._due.set()
 
     def finish(self) -> None:
         """End the call well, after what is queued."""
-        self._end(_End(None))
+        self._end(None)
 
     def fail(self, error: WireError) -> None:
         """End the call with `error`, after what is queued. A call that has ended stays as it is."""
         if not self.ended:
-            self._end(_End(error))
+            self._end(error)
 
-    def _end(self, end: _End) -> None:
+    def hand_back(self, error: WireError) -> None:
+        """End the call with `error`, whatever the core is still going to say of it."""
+        self.fail(error)
+        self._handed_back = True
+
+    def _end(self, error: WireError | None) -> None:
+        if self._handed_back:
+            return
         assert not self.ended, f"{self.work.attempt}: ended twice"
-        self.ended = True
-        self._entries.put_nowait(end)
+        self.ended, self._error = True, error
+        self._due.set()
 
-    async def messages(self) -> AsyncIterator[Answer]:
-        """Yield messages until the end; raises the call's `WireError` if it ended badly."""
-        while not isinstance(entry := await self._entries.get(), _End):
-            yield entry
-        if entry.error is not None:
-            raise entry.error
+    async def batches(self) -> AsyncGenerator[Sequence[Answer], None]:
+        """Yield what is due, never nothing, until the end; raises the call's `WireError` if it ended badly."""
+        try:
+            while True:
+                await self._due.wait()
+                self._due.clear()
+                batch, self._pending = self._pending, []
+                ended = self.ended
+                if batch:
+                    if not ended:
+                        self._begin_pause()
+                    yield batch
+                if ended:
+                    break
+        finally:
+            self._end_pause()
+        if self._error is not None:
+            raise self._error
+
+    def _begin_pause(self) -> None:
+        self._end_pause()
+        self._pause = asyncio.get_running_loop().call_later(DEFAULT_STREAM_INTERVAL_S, self._pause_over)
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+
+    def _pause_over(self) -> None:
+        self._pause = None
+        if self._pending:
+            self._due.set()
 
 
 class CallTable:
@@ -92,9 +132,9 @@ class CallTable:
                 self._empty.set()
 
     def fail_all(self, reason: Reason, message: str) -> None:
-        """End every live call with that reason."""
+        """Hand every live call back with that reason."""
         for outbox in self._calls.values():
-            outbox.fail(WireError(reason, message))
+            outbox.hand_back(WireError(reason, message))
 
     async def wait_empty(self) -> None:
         """Return when no call is live."""

@@ -1,24 +1,55 @@
-"""The one place where events go into the worker core and its effects come out."""
+"""The one place where events go into the worker core and its effects come out.
+
+Two threads meet here. Everything from outside comes in on the event loop. A decode worker handles a forward's outcome
+on the forward thread itself, which gets the next forward as the answer: a hop to the loop and back would cost more than
+a small model's forward, and a busy loop would leave the device idle. A lock makes each event one step for both.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 
 from common.clock import Clock
+from common.core.defaults import DEFAULT_STREAM_INTERVAL_S
 from common.core.worker import WorkerCore
-from common.core.worker_effects import WorkerEffect
-from common.core.worker_events import DecodeRequested, PrefillRequested, WorkerEvent, WorkerTick
+from common.core.worker_effects import (
+    AbortFetch,
+    CloseBlock,
+    ForgetKv,
+    OpenBlock,
+    Report,
+    RunIteration,
+    SendStep,
+    WorkerEffect,
+)
+from common.core.worker_events import (
+    DecodeRequested,
+    IterationCompleted,
+    PrefillRequested,
+    WorkerEvent,
+    WorkerTick,
+)
+from common.core.worker_view import WorkerView
 from common.errors import Reason, WireError
+from common.worker.forward_thread import ForwardJob
+
+IDLE_CHECK_DELAY_S = 0.25
+"""How long a worker must have rested before it proves that it owes nothing."""
 
 
 class CoreLoop:
-    """Feeds a `WorkerCore` in order and wakes it when it asks to be. Event loop only.
+    """Feeds a `WorkerCore` in order and wakes it when it asks to be. Event loop only, but for `complete`.
 
-    `perform` carries out one effect and must not block; it may feed further events, which wait their turn. Whatever
-    `handle` or `perform` raises is a bug: it goes to `on_bug`, and the core is never called again (its state may be
-    half changed).
+    `perform` carries out one effect, and `submit` takes a forward with the blocks to open and close before it; both run
+    on the event loop in the order in which the core asked, must not block, and may feed further events, which wait
+    their turn. Only the forwards that `complete` returns overtake: what else it leads to is performed soon after;
+    steps and reports, which no one waits for, within `DEFAULT_STREAM_INTERVAL_S`.
+
+    Whatever `handle` or `perform` raises is a bug: it goes to `on_bug` (or is raised by `complete`), and the core is
+    never called again (its state may be half changed).
     """
 
     def __init__(
@@ -27,16 +58,26 @@ class CoreLoop:
         *,
         clock: Clock,
         perform: Callable[[WorkerEffect], None],
+        submit: Callable[[ForwardJob], None],
         on_bug: Callable[[BaseException], None],
     ) -> None:
         self._core = core
         self._clock = clock
         self._perform = perform
+        self._submit = submit
         self._on_bug = on_bug
+        self._loop = asyncio.get_running_loop()
         self._events: deque[WorkerEvent] = deque()
         self._busy = False
-        self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        # Shared with the forward thread, and so is the core.
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._changes: list[OpenBlock | CloseBlock] = []
+        self._todo: deque[WorkerEffect | ForwardJob] = deque()
+        self._woken = False
+        self._looked_at_s = 0.0
 
     def feed(self, event: WorkerEvent) -> None:
         """Handle `event` and everything that follows from it."""
@@ -55,17 +96,60 @@ class CoreLoop:
         if refusals:
             raise refusals[0]
 
+    def complete(self, event: IterationCompleted) -> ForwardJob | None:
+        """Forward thread: handle a forward's outcome; returns the next forward, None when there is none to run yet.
+
+        Only for the decode role: what a prefill worker does next may depend on readers of its pages.
+        """
+        with self._lock:
+            if self._stopped:
+                return None
+            try:
+                fresh = self._handle(event)
+            except BaseException:
+                self._stopped = True
+                raise
+            # They end what others do with pages that the next forward may be writing to.
+            assert not any(isinstance(effect, ForgetKv | AbortFetch) for effect in fresh), fresh
+            job = next((effect for effect in fresh if isinstance(effect, ForwardJob)), None)
+            left = [effect for effect in fresh if effect is not job]
+            self._todo.extend(left)
+            if not self._woken and self._must_wake(left):
+                self._woken = True
+                self._loop.call_soon_threadsafe(self._turn)
+            return job
+
+    def view(self) -> WorkerView:
+        """A snapshot of the core."""
+        with self._lock:
+            return self._core.view()
+
+    def check_conservation(self) -> None:
+        """Have the core assert that its pages add up."""
+        with self._lock:
+            self._core.check_conservation()
+
     def stop(self) -> None:
         """Handle nothing more."""
-        self._stopped = True
+        with self._lock:
+            self._stopped = True
         self._disarm()
 
+    def _must_wake(self, left: list[WorkerEffect | ForwardJob]) -> bool:
+        """Whether the event loop is to look now, and not when its timer rings."""
+        if self._clock.now() - self._looked_at_s >= DEFAULT_STREAM_INTERVAL_S:
+            return True
+        return not all(_can_wait(effect) for effect in left)
+
     def _turn(self, refusals: list[WireError] | None = None) -> None:
-        """Handle what is pending, in order; a refusal is noted in `refusals`, or is a bug without them."""
+        """Do what is to be done, in order; a refusal is noted in `refusals`, or is a bug without them."""
+        if self._busy or self._stopped:
+            return
         self._busy = True
         try:
+            self._do_all(self._take())
             while self._events and not self._stopped:
-                self._handle(self._events.popleft(), refusals)
+                self._do_all(self._handled(self._events.popleft(), refusals))
             self._arm()
         except Exception as bug:
             self.stop()
@@ -73,30 +157,86 @@ class CoreLoop:
         finally:
             self._busy = False
 
-    def _handle(self, event: WorkerEvent, refusals: list[WireError] | None) -> None:
-        try:
-            effects = self._core.handle(event, self._clock.now())
-        except WireError as refusal:
-            if refusals is None:
-                raise
-            refusals.append(refusal)
-            return
+    def _do_all(self, effects: deque[WorkerEffect | ForwardJob]) -> None:
         for effect in effects:
-            self._perform(effect)
+            if isinstance(effect, ForwardJob):
+                self._submit(effect)
+            else:
+                self._perform(effect)
+
+    def _take(self) -> deque[WorkerEffect | ForwardJob]:
+        with self._lock:
+            return self._taken()
+
+    def _taken(self) -> deque[WorkerEffect | ForwardJob]:
+        """With the lock: what is to be performed by now."""
+        self._woken = False
+        self._looked_at_s = self._clock.now()
+        todo, self._todo = self._todo, deque()
+        return todo
+
+    def _handled(self, event: WorkerEvent, refusals: list[WireError] | None) -> deque[WorkerEffect | ForwardJob]:
+        with self._lock:
+            try:
+                self._todo.extend(self._handle(event))
+            except WireError as refusal:
+                if refusals is None:
+                    raise
+                refusals.append(refusal)
+            return self._taken()
+
+    def _handle(self, event: WorkerEvent) -> list[WorkerEffect | ForwardJob]:
+        """With the lock: what the core asks for, in order; a forward brings the blocks to open and close before it."""
+        asked: list[WorkerEffect | ForwardJob] = []
+        for effect in self._core.handle(event, self._clock.now()):
+            match effect:
+                case OpenBlock() | CloseBlock():
+                    self._changes.append(effect)
+                case RunIteration():
+                    asked.append(ForwardJob(changes=tuple(self._changes), run=effect))
+                    self._changes.clear()
+                case _:
+                    asked.append(effect)
+        return asked
 
     def _arm(self) -> None:
-        """Set the timer for the core's next wish; when it is idle, check that nothing has leaked."""
+        """Set the timers: for the core's next wish or its check at rest, and for what the forward thread leaves."""
         self._disarm()
-        if self._stopped:
-            return
-        wakeup = self._core.next_wakeup()
+        with self._lock:
+            if self._stopped:
+                return
+            wakeup, view = self._core.next_wakeup(), self._core.view()
+        if view.running_iteration is not None:
+            self._look = self._loop.call_later(DEFAULT_STREAM_INTERVAL_S, self._look_again)
         if wakeup is not None:
             delay_s = max(0.0, wakeup - self._clock.now())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.feed, WorkerTick())
-        elif self._core.view().idle:
-            self._core.check_conservation()
+            self._timer = self._loop.call_later(delay_s, self.feed, WorkerTick())
+        elif view.idle:
+            # Later: between two blocks of a lone request the worker is idle too, and its check would be waited for.
+            self._timer = self._loop.call_later(IDLE_CHECK_DELAY_S, self._check_idle)
+
+    def _look_again(self) -> None:
+        """From now on a step wakes the loop at once, until it does."""
+        self._look = None
+        with self._lock:
+            left_over = bool(self._todo) and not self._woken
+        if left_over:
+            self._turn()
+
+    def _check_idle(self) -> None:
+        try:
+            self.check_conservation()
+        except Exception as bug:
+            self.stop()
+            self._on_bug(bug)
 
     def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._look):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._look = None
+
+
+def _can_wait(effect: WorkerEffect | ForwardJob) -> bool:
+    """A block's first tokens go out at once, and so does whatever someone waits for."""
+    return isinstance(effect, Report) or (isinstance(effect, SendStep) and effect.step.step > 0)

@@ -1,4 +1,4 @@
-"""The one thread that touches the engine's compute. Jobs go in, iteration outcomes come back to the event loop.
+"""The one thread that touches the engine's compute. Jobs go in, iteration outcomes come out.
 
 A forward takes milliseconds to seconds; run inside a coroutine it would hold up every RPC and health probe.
 """
@@ -59,16 +59,17 @@ class ForwardJob:
 class ForwardThread:
     """Owns the engine's block states and runs one `ForwardJob` at a time.
 
-    `on_completed`, `on_failed` and `on_layer` are called on the event loop; the last with the prefills of the batch,
-    the layer whose K/V is in the pool, and what `fence` returned for it on this thread. A forward that raises is a bug
-    of this process: `on_failed` is called once and the thread ends.
+    `complete` is called on the thread itself with each outcome and answers the job to run next (None: wait for
+    `submit`). `on_failed` and `on_layer` are called on the event loop; the latter with the prefills of the batch, the
+    layer whose K/V is in the pool, and what `fence` returned for it on this thread. A forward or a `complete` that
+    raises is a bug of this process: `on_failed` is called once and the thread ends.
     """
 
     def __init__(
         self,
         engine: ForwardEngine,
         *,
-        on_completed: Callable[[IterationCompleted], None],
+        complete: Callable[[IterationCompleted], ForwardJob | None],
         on_failed: Callable[[BaseException], None],
         fence: Callable[[], Fence] = lambda: None,
         on_layer: Callable[[Sequence[BlockAttempt], int, Fence], None] | None = None,
@@ -76,7 +77,7 @@ class ForwardThread:
         self._engine = engine
         self._fence = fence
         self._on_layer = on_layer
-        self._on_completed = on_completed
+        self._complete = complete
         self._on_failed = on_failed
         # Room for the one job that the core allows in flight, and for the order to stop.
         self._jobs: queue.Queue[ForwardJob | None] = queue.Queue(maxsize=2)
@@ -103,7 +104,8 @@ class ForwardThread:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                self._post(self._on_completed, self._execute(job))
+                while job is not None:
+                    job = self._complete(self._execute(job))
         except BaseException as error:
             self._post(self._on_failed, error)
 

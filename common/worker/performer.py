@@ -1,4 +1,4 @@
-"""Carries out what the worker core asks for: one method per effect, found by the effect's type."""
+"""Carries out what the worker core asks for, forwards excepted: one method per effect, found by the effect's type."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Spawn = Callable[[Coroutine[Any, Any, WorkerEvent]], "asyncio.Task[WorkerEvent]"
 class Performer:
     """The hands of one worker; never blocks, and runs on the event loop.
 
-    What takes time runs elsewhere (the forward thread, a task made by `spawn`) and comes back through `feed`.
+    What takes time runs in a task made by `spawn` and comes back through `feed`.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Performer:
         kv_address: Callable[[], str],
         calls: CallTable,
         retained: RetainedKv,
-        forward: ForwardThread,
         transport: KvTransport,
         serving: KvServing,
         link: SchedulerLink,
         registry: RegistryClient,
+        forward: ForwardThread,
         spawn: Spawn,
         feed: Callable[[WorkerEvent], None],
     ) -> None:
@@ -74,19 +74,15 @@ class Performer:
         self._kv_address = kv_address
         self._calls = calls
         self._retained = retained
-        self._forward = forward
         self._transport = transport
         self._serving = serving
         self._link = link
+        self._forward = forward
         self._registry = registry
         self._spawn = spawn
         self._feed = feed
-        self._changes: list[OpenBlock | CloseBlock] = []
         self._fetches: dict[BlockAttempt, asyncio.Task[WorkerEvent]] = {}
         self._methods: dict[type[WorkerEffect], Callable[[Any], None]] = {
-            OpenBlock: self._changes.append,
-            CloseBlock: self._changes.append,
-            RunIteration: self._run_iteration,
             FetchKv: self._fetch_kv,
             AbortFetch: self._abort_fetch,
             RetainKv: self._retain_kv,
@@ -103,13 +99,12 @@ class Performer:
         """Carry out one effect."""
         self._methods[type(effect)](effect)
 
-    def _run_iteration(self, effect: RunIteration) -> None:
-        """Block states live on the forward thread: their changes travel with the next iteration."""
+    def run_forward(self, job: ForwardJob) -> None:
+        """Hand one forward to its thread."""
         if self._kv_address():
-            for change in self._changes:
-                self._announce(change, effect)
-        self._forward.submit(ForwardJob(changes=tuple(self._changes), run=effect))
-        self._changes.clear()
+            for change in job.changes:
+                self._announce(change, job.run)
+        self._forward.submit(job)
 
     def _announce(self, change: OpenBlock | CloseBlock, iteration: RunIteration) -> None:
         """A prefill that leaves K/V starts: who decodes it may come for each layer as soon as it is computed."""
@@ -168,11 +163,11 @@ class Performer:
     def _send_kv_received(self, effect: SendKvReceived) -> None:
         if outbox := self._calls.find(effect.attempt):
             received = decode_pb2.KvReceived(transfer_s=effect.transfer_s, transfer_bytes=effect.transfer_bytes)
-            outbox.send(decode_pb2.DecodeResponse(kv_received=received))
+            outbox.send(decode_pb2.DecodeEvent(kv_received=received), may_wait=True)
 
     def _send_step(self, effect: SendStep) -> None:
         if outbox := self._calls.find(effect.attempt):
-            outbox.send(decode_pb2.DecodeResponse(step=step_delta_to_proto(effect.step)))
+            outbox.send(decode_pb2.DecodeEvent(step=step_delta_to_proto(effect.step)))
 
     def _send_prefill_result(self, effect: SendPrefillResult) -> None:
         if effect.retained:
@@ -192,7 +187,7 @@ class Performer:
 
     def _send_completion(self, effect: SendCompletion) -> None:
         if outbox := self._calls.find(effect.attempt):
-            outbox.send(decode_pb2.DecodeResponse(block_completed=block_completion_to_proto(effect.completion)))
+            outbox.send(decode_pb2.DecodeEvent(block_completed=block_completion_to_proto(effect.completion)))
             outbox.finish()
 
     def _send_failure(self, effect: SendFailure) -> None:

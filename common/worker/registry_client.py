@@ -35,6 +35,9 @@ MAX_PENDING = 4096
 RECONCILE_INTERVAL_S = 10.0
 """Time between reconciliations: a registry that restarts and forgets may well go unnoticed (calls are retried)."""
 
+GATHER_S = 0.05
+"""Time for facts to gather before an RPC: K/V fetched and freed within it is not worth one."""
+
 CALL_TIMEOUT_S = 2.0
 """Deadline of one registry RPC."""
 
@@ -99,6 +102,7 @@ class RegistryClient:
             stub = kv_registry_pb2_grpc.KvRegistryServiceStub(channel)
             while True:
                 await self._wait_for_work()
+                await asyncio.sleep(GATHER_S)
                 try:
                     await self._send_pending(stub)
                     backoff.reset()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from common.core.worker_events import DecodeRequested, PrefillRequested
 from common.rpc.convert import block_work_from_proto, kv_source_from_proto
@@ -26,7 +26,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         """Run one prefill; cancelling the call frees its pages within one iteration."""
         event = PrefillRequested(work=block_work_from_proto(request.work))
         with self._reception.accept(event, target_incarnation=request.work.target_incarnation) as outbox:
-            (response,) = [message async for message in outbox.messages()]
+            (response,) = [answer async for batch in outbox.batches() for answer in batch]
         assert isinstance(response, prefill_pb2.PrefillResponse)
         return response
 
@@ -43,6 +43,5 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Denoise one block, deltas only; cancelling the call frees its pages within one iteration."""
         event = DecodeRequested(work=block_work_from_proto(request.work), source=kv_source_from_proto(request))
         with self._reception.accept(event, target_incarnation=request.work.target_incarnation) as outbox:
-            async for message in outbox.messages():
-                assert isinstance(message, decode_pb2.DecodeResponse)
-                yield message
+            async for batch in outbox.batches():
+                yield decode_pb2.DecodeResponse(events=cast("Sequence[decode_pb2.DecodeEvent]", batch))

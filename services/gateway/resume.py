@@ -32,7 +32,7 @@ class Scheduler(Protocol):
     """What the gateway needs of a scheduler; the real one is `services.gateway.scheduler_client`."""
 
     def schedule(self, spec: RequestSpec, *, timeout_s: float | None) -> Events:
-        """The events of one Schedule call, up to `finished`; closing the generator cancels the call.
+        """The messages of one Schedule call, up to `finished`; closing the generator cancels the call.
 
         Raises `ScheduleBroken` when the call ended without a verdict, `WireError` with the scheduler's verdict else.
         """
@@ -99,7 +99,7 @@ class ResumingSchedule:
         self._fruitless = 0
 
     async def events(self) -> Events:
-        """Every event of every call, in order; ends when the request is finished, or complete and the scheduler gone.
+        """Every message of every call, in order; ends when the request is finished, or complete and the scheduler gone.
 
         Raises `WireError` with the verdict when the request failed.
         """

@@ -32,9 +32,9 @@ class SchedulerClient:
         """See `services.gateway.resume.Scheduler.schedule`."""
         call = self._stub.Schedule(request_spec_to_proto(spec), timeout=timeout_s, metadata=trace_metadata())
         try:
-            while (event := await self._read(call)) is not None:
-                yield event
-                if event.WhichOneof("event") == "finished":
+            while (response := await self._read(call)) is not None:
+                yield response
+                if response.events and response.events[-1].HasField("finished"):
                     return
         finally:
             call.cancel()
@@ -54,12 +54,12 @@ class SchedulerClient:
     async def _read(
         self, call: grpc.aio.UnaryStreamCall[scheduler_pb2.ScheduleRequest, scheduler_pb2.ScheduleResponse]
     ) -> scheduler_pb2.ScheduleResponse | None:
-        """The next event, None at the end of the stream."""
+        """The next message, None at the end of the stream."""
         try:
-            event = await call.read()
+            response = await call.read()
         except grpc.aio.AioRpcError as error:
             raise _verdict(error) from None
-        return event if isinstance(event, scheduler_pb2.ScheduleResponse) else None
+        return response if isinstance(response, scheduler_pb2.ScheduleResponse) else None
 
     async def _is_serving(self, timeout_s: float) -> bool:
         try:

@@ -69,8 +69,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             )
             responses = ResponseStream(progress=progress, clock=self._clock, include_revealed=request.include_revealed)
             async with aclosing(schedule.events()) as events:
-                async for event in events:
-                    for response in responses.on_event(event):
+                async for message in events:
+                    for response in responses.on_message(message):
                         yield response
             yield responses.finished()
 

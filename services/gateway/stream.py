@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from common.clock import Clock
 from common.committed import CommittedText, Reveal
@@ -24,16 +24,23 @@ class ResponseStream:
         self._first_commit_s = 0.0
         self._accepted = False
 
-    def on_event(self, event: scheduler_pb2.ScheduleResponse) -> Iterator[inference_pb2.GenerateResponse]:
-        """What the client gets for one event; a resumed call's `queued` gives nothing."""
-        match event.WhichOneof("event"):
-            case "queued" if not self._accepted:
-                self._accepted = True
-                yield self._accepted_response()
-            case "step":
-                yield from self._on_step(event.step)
-            case "block_committed":
-                self._progress.block_committed(event.block_committed)
+    def on_message(self, message: scheduler_pb2.ScheduleResponse) -> Iterator[inference_pb2.GenerateResponse]:
+        """What the client gets for one message: its committed runs follow each other, and go out as one.
+
+        A resumed call's `queued` gives nothing.
+        """
+        committed: list[CommittedText] = []
+        for event in message.events:
+            match event.WhichOneof("event"):
+                case "queued" if not self._accepted:
+                    self._accepted = True
+                    yield self._accepted_response()
+                case "step":
+                    yield from self._on_step(event.step, committed)
+                case "block_committed":
+                    self._progress.block_committed(event.block_committed)
+        if committed:
+            yield _committed_response(committed)
 
     def finished(self) -> inference_pb2.GenerateResponse:
         """The last response. Raises `WireError` INTERNAL when the scheduler ended the request with tokens missing."""
@@ -63,25 +70,30 @@ class ResponseStream:
         )
         return inference_pb2.GenerateResponse(accepted=accepted)
 
-    def _on_step(self, step: scheduler_pb2.ScheduleStep) -> Iterator[inference_pb2.GenerateResponse]:
+    def _on_step(
+        self, step: scheduler_pb2.ScheduleStep, committed: list[CommittedText]
+    ) -> Iterator[inference_pb2.GenerateResponse]:
+        """Take one step: provisional tokens are given out, what it commits is added to `committed`."""
         delta = step_delta_from_proto(step.delta)
-        committed, reveal = self._progress.step(step.block, delta)
+        text, reveal = self._progress.step(step.block, delta)
         if self._include_revealed and reveal.provisional:
             yield _revealed_response(delta, reveal)
-        if committed is not None:
-            if committed.run.from_position == 0:
+        if text is not None:
+            if text.run.from_position == 0:
                 self._first_commit_s = self._elapsed_s()
-            yield _committed_response(committed)
+            committed.append(text)
 
     def _elapsed_s(self) -> float:
         return self._clock.now() - self._admitted_at_s
 
 
-def _committed_response(committed: CommittedText) -> inference_pb2.GenerateResponse:
-    run = committed.run
-    return inference_pb2.GenerateResponse(
-        committed=inference_pb2.Committed(from_position=run.from_position, token_ids=run.token_ids, text=committed.text)
+def _committed_response(texts: Sequence[CommittedText]) -> inference_pb2.GenerateResponse:
+    committed = inference_pb2.Committed(
+        from_position=texts[0].run.from_position,
+        token_ids=[token for text in texts for token in text.run.token_ids],
+        text="".join(text.text for text in texts),
     )
+    return inference_pb2.GenerateResponse(committed=committed)
 
 
 def _revealed_response(delta: StepDelta, reveal: Reveal) -> inference_pb2.GenerateResponse:

@@ -11,14 +11,15 @@ from common.core.ids import RequestId
 from common.errors import WireError
 from common.rpc.status import wire_error_for
 
-Published = PublishStep | PublishBlock | FinishRequest | FailRequest
+Shown = PublishStep | PublishBlock | FinishRequest
+Published = Shown | FailRequest
 
 
 class RequestOutbox:
     """A queue from the core to one client. Deltas never repeat, so a canvas bounds its length; no back-pressure.
 
-    One reader iterates; the last item it gets is FinishRequest, or the iteration raises WireError. `context` is the
-    caller's: calls made for the request run in it and so belong to its trace.
+    One reader takes batches: all that came while it was busy. The last item it gets is FinishRequest, or the iteration
+    raises WireError. `context` is the caller's: calls made for the request run in it and so belong to its trace.
     """
 
     def __init__(self, request_id: RequestId) -> None:
@@ -34,17 +35,22 @@ class RequestOutbox:
         """End the stream with an error that is not the core's (the scheduler itself is stopping)."""
         self._items.put_nowait(error)
 
-    async def __aiter__(self) -> AsyncIterator[PublishStep | PublishBlock | FinishRequest]:
-        """Items in order. Raises WireError (InvalidRequest with its field) when the request failed."""
+    async def batches(self) -> AsyncIterator[list[Shown]]:
+        """Items in order, at least one at a time. Raises WireError (InvalidRequest with its field) on failure."""
         while True:
+            batch: list[Shown] = []
             item = await self._items.get()
-            if isinstance(item, WireError):
-                raise item
-            if isinstance(item, FailRequest):
-                raise failure(item)
-            yield item
+            while not isinstance(item, FailRequest | WireError):
+                batch.append(item)
+                if isinstance(item, FinishRequest) or self._items.empty():
+                    break
+                item = self._items.get_nowait()
+            if batch:
+                yield batch
             if isinstance(item, FinishRequest):
                 return
+            if isinstance(item, FailRequest | WireError):
+                raise failure(item) if isinstance(item, FailRequest) else item
 
 
 def failure(failed: FailRequest) -> WireError:

@@ -29,6 +29,7 @@ from common.rpc.convert import (
 from common.rpc.deadline import child_timeout_s, remaining_s
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.liveness import HeartbeatStream, Liveness, Orders
+from services.scheduler.outbox import Shown
 from services.scheduler.shell import SchedulerShell
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -51,9 +52,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         ahead = self._shell.queued_blocks
         outbox = self._shell.submit(spec)
         try:
-            yield scheduler_pb2.ScheduleResponse(queued=scheduler_pb2.ScheduleQueued(ahead=ahead))
-            async for item in outbox:
-                yield _schedule_response(item)
+            queued = scheduler_pb2.ScheduleEvent(queued=scheduler_pb2.ScheduleQueued(ahead=ahead))
+            yield scheduler_pb2.ScheduleResponse(events=[queued])
+            async for batch in outbox.batches():
+                yield scheduler_pb2.ScheduleResponse(events=map(_schedule_event, batch))
         finally:
             late = remaining_s(context) == 0
             self._shell.abandon(outbox, Reason.DEADLINE_EXCEEDED if late else Reason.CANCELLED)
@@ -130,16 +132,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._shell.drain(life, order=False)
 
 
-def _schedule_response(item: PublishStep | PublishBlock | FinishRequest) -> scheduler_pb2.ScheduleResponse:
+def _schedule_event(item: Shown) -> scheduler_pb2.ScheduleEvent:
     match item:
         case PublishStep():
             step = scheduler_pb2.ScheduleStep(block=item.block, delta=step_delta_to_proto(item.step))
-            return scheduler_pb2.ScheduleResponse(step=step)
+            return scheduler_pb2.ScheduleEvent(step=step)
         case PublishBlock():
-            return scheduler_pb2.ScheduleResponse(block_committed=block_placement_to_proto(item.placement))
+            return scheduler_pb2.ScheduleEvent(block_committed=block_placement_to_proto(item.placement))
         case FinishRequest():
             finished = scheduler_pb2.ScheduleFinished(finish_reason=finish_reason_to_proto(item.finish))
-            return scheduler_pb2.ScheduleResponse(finished=finished)
+            return scheduler_pb2.ScheduleEvent(finished=finished)
 
 
 def _orders_to_proto(orders: Orders) -> scheduler_pb2.HeartbeatResponse:

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -48,6 +48,9 @@ from services.scheduler.outbox import RequestOutbox
 from services.scheduler.worker_calls import CallOutcome, WorkerCalls
 
 log = logging.getLogger(__name__)
+
+_TOLD = PublishStep | PublishBlock | FinishRequest | FailRequest
+"""Effects for a request's client; their order among each other counts, not that to the others."""
 
 
 class SchedulerShell:
@@ -153,8 +156,12 @@ class SchedulerShell:
 
     def apply(self, event: SchedulerEvent) -> None:
         """Let the core handle a fact and carry out what follows."""
+        self._apply_all([event])
+
+    def _apply_all(self, events: Sequence[SchedulerEvent]) -> None:
+        """Facts that became known at once, in order: all are handled before anything is carried out."""
         if not self._stopping:
-            self._carry_out(self._handle(event))
+            self._carry_out([effect for event in events for effect in self._handle(event)])
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, None], *, context: contextvars.Context | None = None
@@ -189,8 +196,11 @@ class SchedulerShell:
             self._ended.set_exception(error)
 
     def _carry_out(self, effects: list[SchedulerEffect]) -> None:
-        for effect in effects:
-            self._dispatch[type(effect)](effect)
+        """Workers first: a device waits for its next block, a client for nothing that is already late."""
+        for told in (False, True):
+            for effect in effects:
+                if isinstance(effect, _TOLD) is told:
+                    self._dispatch[type(effect)](effect)
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -208,7 +218,9 @@ class SchedulerShell:
     def _call_decode(self, effect: CallDecode) -> None:
         self._start_call(effect, self._worker_calls.decode(effect))
 
-    def _start_call(self, effect: CallPrefill | CallDecode, outcomes: AsyncGenerator[CallOutcome, None]) -> None:
+    def _start_call(
+        self, effect: CallPrefill | CallDecode, outcomes: AsyncGenerator[Sequence[CallOutcome], None]
+    ) -> None:
         outbox = self._outboxes.get(effect.work.attempt.request_id)
         task = self.spawn(self._follow(outcomes), context=None if outbox is None else outbox.context)
         self._calls[effect.call_id] = task
@@ -217,10 +229,10 @@ class SchedulerShell:
     def _forget_call(self, call_id: CallId) -> None:
         self._calls.pop(call_id, None)
 
-    async def _follow(self, outcomes: AsyncGenerator[CallOutcome, None]) -> None:
+    async def _follow(self, outcomes: AsyncGenerator[Sequence[CallOutcome], None]) -> None:
         async with aclosing(outcomes):
-            async for outcome in outcomes:
-                self.apply(outcome)
+            async for known in outcomes:
+                self._apply_all(known)
 
     def _cancel_call(self, effect: CancelCall) -> None:
         task = self._calls.pop(effect.call_id, None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -24,9 +25,26 @@ from common.rpc.status import wire_error
 from common.telemetry import trace_metadata
 from sangam.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
+if TYPE_CHECKING:
+    from sangam.v1.decode_pb2_grpc import DecodeServiceAsyncStub
+    from sangam.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
+
 log = logging.getLogger(__name__)
 
 CallOutcome = PrefillCompleted | DecodeKvReceived | DecodeStepped | DecodeCompleted | CallFailed
+
+
+class _Worker:
+    """The way to one life; it serves one of the two RPCs."""
+
+    __slots__ = ("channel", "decode", "prefill")
+
+    def __init__(self, address: str) -> None:
+        self.channel = open_channel(address)
+        self.prefill: PrefillServiceAsyncStub = prefill_pb2_grpc.PrefillServiceStub(self.channel)
+        self.decode: DecodeServiceAsyncStub = decode_pb2_grpc.DecodeServiceStub(self.channel)
+        # Connect now: the first block need not wait for it.
+        self.channel.get_state(try_to_connect=True)
 
 
 class WorkerCalls:
@@ -36,63 +54,62 @@ class WorkerCalls:
     """
 
     def __init__(self) -> None:
-        self._channels: dict[WorkerLife, grpc.aio.Channel] = {}
+        self._workers: dict[WorkerLife, _Worker] = {}
 
     def connect(self, worker: WorkerSpec) -> None:
         """Make calls to this life possible; idempotent."""
-        if worker.life not in self._channels:
-            self._channels[worker.life] = open_channel(worker.address)
+        if worker.life not in self._workers:
+            self._workers[worker.life] = _Worker(worker.address)
 
     async def disconnect(self, life: WorkerLife) -> None:
         """End every call to this life and its channel; idempotent."""
-        channel = self._channels.pop(life, None)
-        if channel is not None:
-            await channel.close()
+        worker = self._workers.pop(life, None)
+        if worker is not None:
+            await worker.channel.close()
 
     async def aclose(self) -> None:
         """Close all channels."""
-        for life in list(self._channels):
+        for life in list(self._workers):
             await self.disconnect(life)
 
-    async def prefill(self, effect: CallPrefill) -> AsyncGenerator[CallOutcome, None]:
+    async def prefill(self, effect: CallPrefill) -> AsyncGenerator[Sequence[CallOutcome], None]:
         """Run a prefill; yields its one outcome."""
-        channel = self._channels.get(effect.target)
-        if channel is None:
-            yield CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)
+        worker = self._workers.get(effect.target)
+        if worker is None:
+            yield [CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)]
             return
         work = block_work_to_proto(effect.work, target_incarnation=effect.target.incarnation)
-        stub = prefill_pb2_grpc.PrefillServiceStub(channel)
         try:
             request = prefill_pb2.PrefillRequest(work=work)
-            response = await stub.Prefill(request, timeout=effect.deadline_s, metadata=trace_metadata())
-            yield _prefill_outcome(effect.call_id, response)
+            response = await worker.prefill.Prefill(request, timeout=effect.deadline_s, metadata=trace_metadata())
+            yield [_prefill_outcome(effect.call_id, response)]
         except grpc.aio.AioRpcError as error:
-            yield _failed(effect, wire_error(error))
+            yield [_failed(effect, wire_error(error))]
         except WireError as error:
-            yield _failed(effect, error)
+            yield [_failed(effect, error)]
 
-    async def decode(self, effect: CallDecode) -> AsyncGenerator[CallOutcome, None]:
-        """Run a block's decode; yields outcomes as they come, the last is DecodeCompleted or CallFailed."""
-        channel = self._channels.get(effect.target)
-        if channel is None:
-            yield CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)
+    async def decode(self, effect: CallDecode) -> AsyncGenerator[Sequence[CallOutcome], None]:
+        """Run a block's decode; yields what each message says, the last is DecodeCompleted or CallFailed."""
+        worker = self._workers.get(effect.target)
+        if worker is None:
+            yield [CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)]
             return
-        stub = decode_pb2_grpc.DecodeServiceStub(channel)
         work = block_work_to_proto(effect.work, target_incarnation=effect.target.incarnation)
         request = decode_pb2.DecodeRequest(work=work)
         kv_source_to_proto(effect.source, request)
-        call = stub.Decode(request, timeout=effect.deadline_s, metadata=trace_metadata())
+        call = worker.decode.Decode(request, timeout=effect.deadline_s, metadata=trace_metadata())
         try:
             async for response in call:
-                outcome = _decode_outcome(effect.call_id, response)
-                yield outcome
-                if isinstance(outcome, DecodeCompleted):
+                outcomes = [_decode_outcome(effect.call_id, event) for event in response.events]
+                yield outcomes
+                if outcomes and isinstance(outcomes[-1], DecodeCompleted):
                     return
-            yield _failed(effect, WireError(Reason.PEER_LOST, "the decode stream ended before its block was complete"))
+            early = WireError(Reason.PEER_LOST, "the decode stream ended before its block was complete")
+            yield [_failed(effect, early)]
         except grpc.aio.AioRpcError as error:
-            yield _failed(effect, wire_error(error))
+            yield [_failed(effect, wire_error(error))]
         except WireError as error:
-            yield _failed(effect, error)
+            yield [_failed(effect, error)]
         finally:
             call.cancel()
 
@@ -106,17 +123,17 @@ def _prefill_outcome(call_id: CallId, response: prefill_pb2.PrefillResponse) -> 
     )
 
 
-def _decode_outcome(call_id: CallId, response: decode_pb2.DecodeResponse) -> CallOutcome:
-    match response.WhichOneof("event"):
+def _decode_outcome(call_id: CallId, event: decode_pb2.DecodeEvent) -> CallOutcome:
+    match event.WhichOneof("event"):
         case "kv_received":
-            received = response.kv_received
+            received = event.kv_received
             return DecodeKvReceived(
                 call_id=call_id, transfer_s=received.transfer_s, transfer_bytes=received.transfer_bytes
             )
         case "step":
-            return DecodeStepped(call_id=call_id, step=step_delta_from_proto(response.step))
+            return DecodeStepped(call_id=call_id, step=step_delta_from_proto(event.step))
         case "block_completed":
-            return DecodeCompleted(call_id=call_id, completion=block_completion_from_proto(response.block_completed))
+            return DecodeCompleted(call_id=call_id, completion=block_completion_from_proto(event.block_completed))
         case _:
             raise WireError(Reason.INTERNAL, "a worker sent an event that this scheduler does not know")
 

@@ -17,9 +17,11 @@ def config(**settings: Any) -> ClusterConfig:
     return ClusterConfig(model_dir=Path("/model"), run_dir=Path("/run"), **{**base, **settings})
 
 
-def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_shared_among_the_workers_and_one_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     assert config(prefill_workers=2, decode_workers=3).threads_per_worker == 3
+    assert config(prefill_workers=0, decode_workers=1).threads_per_worker == 15
+    assert config(prefill_workers=4, decode_workers=4).threads_per_worker == 1
     assert config(prefill_workers=20, decode_workers=20).threads_per_worker == 1
     assert config(torch_threads=5).threads_per_worker == 5
 

@@ -13,9 +13,10 @@ from common.rpc.deadline import remaining_s
 from common.rpc.server import RpcServer
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
-Event = scheduler_pb2.ScheduleResponse
+Event = scheduler_pb2.ScheduleEvent
+Response = scheduler_pb2.ScheduleResponse
 Context = grpc.aio.ServicerContext[Any, Any]
-Act = Callable[[scheduler_pb2.ScheduleRequest, Context], AsyncIterator[Event]]
+Act = Callable[[scheduler_pb2.ScheduleRequest, Context], AsyncIterator[Response]]
 
 
 def queued() -> Event:
@@ -55,9 +56,18 @@ def finished(reason: types_pb2.FinishReason = types_pb2.FINISH_REASON_LENGTH) ->
 def play(*events: Event) -> Act:
     """An act that sends `events` and ends."""
 
-    async def act(request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Event]:
+    async def act(request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Response]:
         for event in events:
-            yield event
+            yield Response(events=[event])
+
+    return act
+
+
+def play_at_once(*events: Event) -> Act:
+    """An act that sends `events` in one message, as a scheduler does whose client is slow, and ends."""
+
+    async def act(request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Response]:
+        yield Response(events=events)
 
     return act
 
@@ -65,9 +75,9 @@ def play(*events: Event) -> Act:
 def play_then_raise(error: Exception, *events: Event) -> Act:
     """An act that sends `events` and then fails."""
 
-    async def act(request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Event]:
+    async def act(request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Response]:
         for event in events:
-            yield event
+            yield Response(events=[event])
         raise error
 
     return act
@@ -76,9 +86,9 @@ def play_then_raise(error: Exception, *events: Event) -> Act:
 def play_then_hang(*events: Event) -> Act:
     """An act that sends `events` and then nothing until it is cancelled."""
 
-    async def act(request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Event]:
+    async def act(request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Response]:
         for event in events:
-            yield event
+            yield Response(events=[event])
         await asyncio.Event().wait()
 
     return act
@@ -94,13 +104,13 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.cancelled = asyncio.Event()
         self.address = ""
 
-    async def Schedule(self, request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Event]:
+    async def Schedule(self, request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Response]:
         self.requests.append(request)
         self.remaining_s.append(remaining_s(context))
         act = self.acts.pop(0)
         try:
-            async for event in act(request, context):
-                yield event
+            async for response in act(request, context):
+                yield response
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.set()
             raise

@@ -50,10 +50,11 @@ async def test_ready_file_health_and_a_sigterm_that_lets_requests_end(tmp_path, 
     release = asyncio.Event()
 
     async def held(request, context):
-        yield queued()
+        async for response in play(queued())(request, context):
+            yield response
         await release.wait()
-        async for event in play(step(0, 0, revealed_tokens(b"abcd")), finished())(request, context):
-            yield event
+        async for response in play(step(0, 0, revealed_tokens(b"abcd")), finished())(request, context):
+            yield response
 
     scheduler.script(held)
     ready = tmp_path / "ready.json"

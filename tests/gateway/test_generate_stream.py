@@ -8,7 +8,15 @@ from common.core.params import default_seed
 from common.errors import Reason
 from sangam.v1 import types_pb2
 from tests.gateway.running_gateway import EOS, running_gateway
-from tests.gateway.scripted_scheduler import block_committed, finished, play, queued, revealed_tokens, step
+from tests.gateway.scripted_scheduler import (
+    block_committed,
+    finished,
+    play,
+    play_at_once,
+    queued,
+    revealed_tokens,
+    step,
+)
 
 
 def ids(text: str) -> list[int]:
@@ -44,6 +52,27 @@ async def test_two_blocks_revealed_out_of_order_arrive_as_growing_text(client, s
     assert 0 < usage.time_to_first_commit_s <= usage.total_s
     assert [block.prefill_worker_id for block in reading.finished.blocks] == ["p0", "p0"]
     assert [block.transfer_bytes for block in reading.finished.blocks] == [4096, 4096]
+
+
+async def test_what_the_scheduler_says_at_once_reaches_the_client_as_one_run(client, scheduler):
+    a, b = ids("abcd"), ids("efgh")
+    scheduler.script(
+        play_at_once(
+            queued(),
+            step(0, 0, {0: a[0], 2: a[2]}),
+            step(0, 1, {1: a[1], 3: a[3]}),
+            block_committed(0, decode_forwards=1),
+            step(1, 0, revealed_tokens(b, 4)),
+            block_committed(1, decode_forwards=0),
+            finished(),
+        )
+    )
+    reading = await client.generate(max_tokens=8, include_revealed=True)
+    assert [(run.from_position, run.text) for run in reading.of("committed")] == [(0, "abcdefgh")]
+    assert reading.token_ids == a + b
+    assert [list(revealed.positions) for revealed in reading.of("revealed")] == [[2]]
+    usage = reading.finished.usage
+    assert (usage.prefill_forwards, usage.decode_forwards, usage.attempts) == (2, 1, 2)
 
 
 async def test_provisional_tokens_come_on_request_only_and_once(client, scheduler):

@@ -139,7 +139,7 @@ def test_step_bytes_do_not_grow_with_the_position():
 
     def size(position: int) -> int:
         step = types_pb2.StepDelta(step=1, positions=[position], token_ids=[7], confidences=[0.5])
-        message = scheduler_pb2.ScheduleResponse(step=scheduler_pb2.ScheduleStep(block=0, delta=step))
-        return message.ByteSize()
+        event = scheduler_pb2.ScheduleEvent(step=scheduler_pb2.ScheduleStep(block=0, delta=step))
+        return scheduler_pb2.ScheduleResponse(events=[event]).ByteSize()
 
     assert size(100_000) - size(0) <= 3

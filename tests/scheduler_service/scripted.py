@@ -60,6 +60,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.orders: list[scheduler_pb2.HeartbeatResponse] = []
         self.heartbeat_ended_with: grpc.StatusCode | None = None
         self.speaking = True
+        self.gathers = False
         self._address = ""
         self._stack = contextlib.AsyncExitStack()
         self._heartbeat: Any = None
@@ -129,19 +130,29 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         return prefill_pb2.PrefillResponse(first=step_delta_to_proto(first), kv=kv_handle_to_proto(handle))
 
     async def Decode(self, request: decode_pb2.DecodeRequest, context: Any) -> AsyncIterator[decode_pb2.DecodeResponse]:
-        """Receive or compute the K/V, reveal what is left of the block in two steps, complete it."""
+        """Receive or compute the K/V, reveal what is left of the block in two steps, complete it.
+
+        One message per event, or (`gathers`) one for all.
+        """
+        events = self._decode(request, context)
+        if self.gathers:
+            yield decode_pb2.DecodeResponse(events=[event async for event in events])
+        async for event in events:
+            yield decode_pb2.DecodeResponse(events=[event])
+
+    async def _decode(self, request: decode_pb2.DecodeRequest, context: Any) -> AsyncIterator[decode_pb2.DecodeEvent]:
         source = request.WhichOneof("kv_source")
         self.sources.append(source)
         work = await self._begin(request.work, context)
         if source == "local_prefill":
-            yield decode_pb2.DecodeResponse(step=step_delta_to_proto(self._delta(work, 0, 0, 1)))
+            yield decode_pb2.DecodeEvent(step=step_delta_to_proto(self._delta(work, 0, 0, 1)))
         elif source == "remote":
-            yield decode_pb2.DecodeResponse(kv_received=decode_pb2.KvReceived(transfer_s=0.01, transfer_bytes=1234))
+            yield decode_pb2.DecodeEvent(kv_received=decode_pb2.KvReceived(transfer_s=0.01, transfer_bytes=1234))
         middle = work.block_length_tokens // 2
         for step, (start, end) in enumerate([(1, middle), (middle, work.block_length_tokens)], start=1):
-            yield decode_pb2.DecodeResponse(step=step_delta_to_proto(self._delta(work, step, start, end)))
+            yield decode_pb2.DecodeEvent(step=step_delta_to_proto(self._delta(work, step, start, end)))
         completion = self._completion(work, decode_forwards=2)
-        yield decode_pb2.DecodeResponse(block_completed=block_completion_to_proto(completion))
+        yield decode_pb2.DecodeEvent(block_completed=block_completion_to_proto(completion))
 
     async def _begin(self, message: Any, context: Any) -> BlockWork:
         work = block_work_from_proto(message)

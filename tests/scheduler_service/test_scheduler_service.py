@@ -17,26 +17,27 @@ from sangam.v1 import scheduler_pb2
 from tests.scheduler_service.conftest import AddWorker, StartScheduler, make_request
 from tests.scheduler_service.scripted import PAGES, ScriptedRegistry, ScriptedWorker, token_at, until
 
-Response = scheduler_pb2.ScheduleResponse
+Event = scheduler_pb2.ScheduleEvent
+Responses = AsyncIterable[scheduler_pb2.ScheduleResponse]
 
 
-async def collect(call: AsyncIterable[Response]) -> list[Response]:
-    return [response async for response in call]
+async def collect(call: Responses) -> list[Event]:
+    return [event async for response in call for event in response.events]
 
 
-def revealed(responses: list[Response]) -> dict[int, int]:
+def revealed(events: list[Event]) -> dict[int, int]:
     """Token by position; fails when a position comes twice."""
     pairs = [
         pair
-        for response in responses
-        if response.WhichOneof("event") == "step"
-        for pair in zip(response.step.delta.positions, response.step.delta.token_ids, strict=True)
+        for event in events
+        if event.WhichOneof("event") == "step"
+        for pair in zip(event.step.delta.positions, event.step.delta.token_ids, strict=True)
     ]
     assert len(dict(pairs)) == len(pairs), "a position was told twice"
     return dict(pairs)
 
 
-async def failure_of(call: AsyncIterable[Response]) -> WireError:
+async def failure_of(call: Responses) -> WireError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
     return wire_error(caught.value)
@@ -48,19 +49,35 @@ async def test_disaggregated_request_runs_block_by_block_to_its_end(
     scheduler = await start_scheduler(ServingMode.DISAGGREGATED)
     prefill = await add_worker(scheduler, "p", Role.PREFILL)
     decode = await add_worker(scheduler, "d", Role.DECODE)
-    responses = await collect(scheduler.stub.Schedule(make_request()))
-    assert responses[0].WhichOneof("event") == "queued"
-    assert revealed(responses) == {position: token_at(position) for position in range(20)}
-    placements = [response.block_committed for response in responses if response.HasField("block_committed")]
+    events = await collect(scheduler.stub.Schedule(make_request()))
+    assert events[0].WhichOneof("event") == "queued"
+    assert revealed(events) == {position: token_at(position) for position in range(20)}
+    placements = [event.block_committed for event in events if event.HasField("block_committed")]
     assert [placement.block for placement in placements] == [0, 1, 2]
     assert {placement.prefill_worker_id for placement in placements} == {"p"}
     assert {placement.decode_worker_id for placement in placements} == {"d"}
     assert [placement.transfer_bytes for placement in placements] == [1234] * 3
-    assert responses[-1].finished.finish_reason != 0
+    assert events[-1].finished.finish_reason != 0
     assert decode.sources == ["remote"] * 3
     # Each block's work carries exactly the earlier blocks.
     assert [len(work.generated_token_ids) for work in prefill.works] == [0, 8, 16]
     assert prefill.works[2].generated_token_ids == tuple(token_at(position) for position in range(16))
+    await scheduler.until_idle()
+
+
+async def test_a_workers_events_count_the_same_one_by_one_and_in_one_message(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler(ServingMode.DISAGGREGATED)
+    await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    decode.gathers = True
+    events = await collect(scheduler.stub.Schedule(make_request()))
+    assert revealed(events) == {position: token_at(position) for position in range(20)}
+    kinds = [event.WhichOneof("event") for event in events if event.WhichOneof("event") != "step"]
+    assert kinds == ["queued", *["block_committed"] * 3, "finished"]
+    placements = [event.block_committed for event in events if event.HasField("block_committed")]
+    assert [placement.transfer_bytes for placement in placements] == [1234] * 3
     await scheduler.until_idle()
 
 
@@ -69,8 +86,8 @@ async def test_colocated_request_runs_on_decode_workers_alone(
 ) -> None:
     scheduler = await start_scheduler(ServingMode.COLOCATED)
     decode = await add_worker(scheduler, "d", Role.DECODE)
-    responses = await collect(scheduler.stub.Schedule(make_request()))
-    assert revealed(responses) == {position: token_at(position) for position in range(20)}
+    events = await collect(scheduler.stub.Schedule(make_request()))
+    assert revealed(events) == {position: token_at(position) for position in range(20)}
     assert decode.sources == ["local_prefill"] * 3
 
 
@@ -80,8 +97,8 @@ async def test_block_that_its_prefill_completes_needs_no_decode(
     scheduler = await start_scheduler()
     await add_worker(scheduler, "p", Role.PREFILL)
     decode = await add_worker(scheduler, "d", Role.DECODE)
-    responses = await collect(scheduler.stub.Schedule(make_request(max_tokens=1)))
-    assert revealed(responses) == {0: token_at(0)}
+    events = await collect(scheduler.stub.Schedule(make_request(max_tokens=1)))
+    assert revealed(events) == {0: token_at(0)}
     assert decode.works == []
     await scheduler.until_idle()
 
@@ -191,9 +208,9 @@ async def test_lost_decode_worker_costs_an_attempt_not_the_request(
     await asyncio.wait_for(dying.started.wait(), 10)
     await dying.leave()
     await add_worker(scheduler, "d2", Role.DECODE)
-    responses = await running
-    assert revealed(responses) == {position: token_at(position) for position in range(20)}
-    placements = [response.block_committed for response in responses if response.HasField("block_committed")]
+    events = await running
+    assert revealed(events) == {position: token_at(position) for position in range(20)}
+    placements = [event.block_committed for event in events if event.HasField("block_committed")]
     assert placements[0].attempts == 2
     assert {placement.decode_worker_id for placement in placements} == {"d2"}
     assert [work.attempt.attempt for work in prefill.works] == [0, 1, 0, 0]
@@ -316,8 +333,8 @@ async def test_dead_registry_does_not_hold_requests_up(start_scheduler: StartSch
     scheduler = await start_scheduler(ServingMode.COLOCATED, kv_store_address="127.0.0.1:9")
     await (await add_worker(scheduler, "gone", Role.DECODE)).leave()
     await add_worker(scheduler, "d", Role.DECODE)
-    responses = await collect(scheduler.stub.Schedule(make_request()))
-    assert len(revealed(responses)) == 20
+    events = await collect(scheduler.stub.Schedule(make_request()))
+    assert len(revealed(events)) == 20
 
 
 async def test_refusal_for_memory_is_tried_again(start_scheduler: StartScheduler, add_worker: AddWorker) -> None:
@@ -325,8 +342,8 @@ async def test_refusal_for_memory_is_tried_again(start_scheduler: StartScheduler
     prefill = await add_worker(scheduler, "p", Role.PREFILL)
     decode = await add_worker(scheduler, "d", Role.DECODE)
     decode.refusals.append(WireError(Reason.NO_KV_PAGES, "scripted"))
-    responses = await collect(scheduler.stub.Schedule(make_request(max_tokens=8)))
-    assert len(revealed(responses)) == 8
+    events = await collect(scheduler.stub.Schedule(make_request(max_tokens=8)))
+    assert len(revealed(events)) == 8
     # Same attempt, and the K/V that lies at the prefill worker is used.
     assert [work.attempt.attempt for work in decode.works] == [0, 0]
     assert len(prefill.works) == 1
@@ -352,6 +369,6 @@ async def test_many_requests_at_once_all_finish(start_scheduler: StartScheduler,
     await add_worker(scheduler, "d1", Role.DECODE)
     await add_worker(scheduler, "d2", Role.DECODE)
     calls = [collect(scheduler.stub.Schedule(make_request(f"r{index}"))) for index in range(100)]
-    for responses in await asyncio.gather(*calls):
-        assert len(revealed(responses)) == 20
+    for events in await asyncio.gather(*calls):
+        assert len(revealed(events)) == 20
     await scheduler.until_idle()

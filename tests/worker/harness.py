@@ -184,7 +184,7 @@ class Outcome:
     tokens: dict[int, int] = field(default_factory=dict)
     prefill_forwards: int = 0
     decode_forwards: int = 0
-    messages: list[decode_pb2.DecodeResponse] = field(default_factory=list)
+    events: list[decode_pb2.DecodeEvent] = field(default_factory=list)
     finish: types_pb2.FinishReason = types_pb2.FINISH_REASON_UNSPECIFIED
 
     @property
@@ -248,9 +248,11 @@ def source_after(work: BlockWork, response: prefill_pb2.PrefillResponse) -> KvSo
 async def read_decode(call: Any, outcome: Outcome) -> None:
     """Read a Decode call to its end."""
     while isinstance(message := await call.read(), decode_pb2.DecodeResponse):
-        outcome.messages.append(message)
-        match message.WhichOneof("event"):
-            case "step":
-                outcome.reveal(message.step)
-            case "block_completed":
-                outcome.complete(message.block_completed)
+        assert message.events, "an empty message"
+        for event in message.events:
+            outcome.events.append(event)
+            match event.WhichOneof("event"):
+                case "step":
+                    outcome.reveal(event.step)
+                case "block_completed":
+                    outcome.complete(event.block_completed)

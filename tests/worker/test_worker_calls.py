@@ -272,7 +272,7 @@ async def test_a_bug_in_the_core_ends_the_worker(monkeypatch: pytest.MonkeyPatch
 
 
 def step_bytes(outcome: Outcome) -> list[int]:
-    return [message.ByteSize() for message in outcome.messages if message.WhichOneof("event") == "step"]
+    return [event.ByteSize() for event in outcome.events if event.WhichOneof("event") == "step"]
 
 
 async def test_a_step_message_is_as_small_on_a_long_canvas_as_on_a_short_one() -> None:
@@ -288,7 +288,7 @@ async def test_no_cache_needs_no_transfer() -> None:
     spec = request((5,) * 20, max_tokens=40, cache_mode=CacheMode.NONE, strategy=ConfidenceQuota(8))
     async with workers(Role.PREFILL, Role.DECODE) as (prefill, decode):
         apart = await run_disaggregated(prefill, decode, spec)
-        assert not any(message.HasField("kv_received") for message in apart.messages)
+        assert not any(event.HasField("kv_received") for event in apart.events)
         assert not prefill.app.view().retained
         together = await run_colocated(decode, dataclasses.replace(spec, request_id=RequestId("again")))
     assert apart.token_ids == together.token_ids

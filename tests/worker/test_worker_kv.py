@@ -52,7 +52,7 @@ async def test_the_prefill_side_is_free_once_the_decode_side_has_the_pages() -> 
         call = decode.request_decode(WORK, source_after(WORK, response))
         received = await call.read()
         # 3 layers of K and V, 5 pages of 16 positions, 2 heads of 16 float32.
-        assert received.kv_received.transfer_bytes == 3 * 2 * 5 * 16 * 2 * 16 * 4
+        assert received.events[0].kv_received.transfer_bytes == 3 * 2 * 5 * 16 * 2 * 16 * 4
         await eventually(lambda: prefill.app.view().idle)
         assert decode.app.view().free_pages == PAGES - 5
         decode.engine.release()

@@ -1,7 +1,8 @@
 from sangam.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -37,6 +38,12 @@ class DecodeRequest(_message.Message):
     def __init__(self, work: _Optional[_Union[_types_pb2.BlockWork, _Mapping]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ..., remote: _Optional[_Union[RemoteKv, _Mapping]] = ..., none: _Optional[_Union[NoKv, _Mapping]] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[DecodeEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[DecodeEvent, _Mapping]]] = ...) -> None: ...
+
+class DecodeEvent(_message.Message):
     __slots__ = ("kv_received", "step", "block_completed")
     KV_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]

@@ -34,6 +34,12 @@ class ScheduleRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., shown: _Optional[_Union[_types_pb2.StepDelta, _Mapping]] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[ScheduleEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[ScheduleEvent, _Mapping]]] = ...) -> None: ...
+
+class ScheduleEvent(_message.Message):
     __slots__ = ("queued", "step", "block_committed", "finished")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
