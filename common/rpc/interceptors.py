@@ -1,13 +1,15 @@
 """The one interceptor of every server: trace span around the call, errors as rich statuses, nothing else on the wire.
 
 gRPC would send an uncaught exception's text to the client as UNKNOWN; here a WireError becomes its status, and
-anything unexpected becomes INTERNAL with a fixed text and a trace id under which the log has the traceback.
+anything unexpected becomes INTERNAL with a fixed text and a trace id under which the log has the traceback. Bytes that
+are no message are the client's mistake, so requests are parsed here as well: gRPC's own parsing lies outside the guard.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,9 +17,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from opentelemetry.trace import SpanKind
 
-from common.errors import Reason, WireError
+from common.errors import InvalidRequest, Reason, WireError
 from common.rpc.status import INTERNAL_TEXT, abort
 from common.telemetry import current_trace_id, remote_context, tracer
 
@@ -27,6 +30,7 @@ _tracer = tracer(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Context], Any]
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Parser = Callable[[bytes], Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -47,8 +51,38 @@ def _guarded_handler(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, An
     kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
     name = "_".join(kind)
     make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{name}_rpc_method_handler")
-    behaviour = (_streaming if handler.response_streaming else _unary)(getattr(handler, name), method)
-    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+    inner: Handler = getattr(handler, name)
+    if handler.request_deserializer is not None:
+        inner = _parsing(inner, handler.request_deserializer, many=handler.request_streaming)
+    behaviour = (_streaming if handler.response_streaming else _unary)(inner, method)
+    return make(behaviour, None, handler.response_serializer)
+
+
+def _parsing(inner: Handler, parse: Parser, *, many: bool) -> Handler:
+    """`inner` for requests that arrive as bytes (`many`: as an iterator of them); a generator stays a generator."""
+    read: Callable[[Any], Any] = functools.partial(_messages if many else _message, parse)
+
+    async def streaming(request: Any, context: Context) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(inner(read(request), context)) as messages:
+            async for message in messages:
+                yield message
+
+    async def awaited(request: Any, context: Context) -> Any:
+        return await inner(read(request), context)
+
+    return streaming if inspect.isasyncgenfunction(inner) else awaited
+
+
+def _message(parse: Parser, data: bytes) -> Any:
+    try:
+        return parse(data)
+    except DecodeError:
+        raise InvalidRequest("message", "is not a message of this call") from None
+
+
+async def _messages(parse: Parser, many: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for data in many:
+        yield _message(parse, data)
 
 
 def _unary(inner: Handler, method: str) -> Behaviour:

@@ -13,7 +13,7 @@ from common.errors import BadSamplingParams, Reason, WireError
 from common.rpc.status import wire_error
 from common.telemetry import current_trace_id, setup_telemetry, trace_metadata, tracer
 from sangam.v1 import inference_pb2
-from tests.rpc.scripted import Loopback, ScriptedGateway, committed, until
+from tests.rpc.scripted import SERVICE_NAME, Loopback, ScriptedGateway, committed, until
 
 SECRET = "password=hunter2"
 
@@ -206,3 +206,44 @@ async def test_handler_runs_in_the_callers_trace():
         with tracer("test").start_as_current_span("client") as span:
             await loopback.get_model(metadata=trace_metadata(), timeout=10)
     assert await seen.get() == f"{span.get_span_context().trace_id:032x}"
+
+
+@pytest.mark.parametrize("method", ["GetModel", "Generate"])
+async def test_bytes_that_are_no_message_are_the_clients_mistake_and_leave_no_traceback(method, caplog):
+    async with Loopback(ScriptedGateway()) as loopback:
+        channel: Any = loopback.channel
+        path = f"/{SERVICE_NAME}/{method}"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            if method == "GetModel":
+                await channel.unary_unary(path)(b"\xff" * 9, timeout=10)
+            else:
+                await channel.unary_stream(path)(b"\xff" * 9, timeout=10).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    seen = wire_error(caught.value)
+    assert (seen.reason, str(seen)) == (Reason.INVALID_REQUEST, "message: is not a message of this call")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_bytes_that_are_no_message_end_a_stream_of_requests_after_the_good_ones():
+    seen = []
+
+    async def echo(requests, context):
+        async for request in requests:
+            seen.append(request.text)
+            yield request
+
+    message = inference_pb2.TokenizeRequest
+    handler = grpc.stream_stream_rpc_method_handler(echo, message.FromString, message.SerializeToString)
+    loopback = Loopback(ScriptedGateway())
+    loopback.server.grpc.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test.Echo", {"Echo": handler}),)
+    )
+    async with loopback:
+        requests = iter([message(text="a").SerializeToString(), b"\xff" * 9])
+        channel: Any = loopback.channel
+        call = channel.stream_stream("/test.Echo/Echo")(requests, timeout=10)
+        answer = message.FromString(await call.read())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert (seen, answer.text) == (["a"], "a")
+    assert wire_error(caught.value).reason is Reason.INVALID_REQUEST
