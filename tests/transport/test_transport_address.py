@@ -29,7 +29,13 @@ async def test_names_are_looked_up() -> None:
     assert target[1] == 80
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:-1", "host:65536", "host:8o", "host:\u0661"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "host", "host:", ":80", "host:-1", "host:65536", "host:8o", "host:\u0661", "host:" + "9" * 5000),
+        *("127.0.0.1\0:80", "host\0:80", "\u00fc" * 80 + ":80", "a" * 300 + ":80"),
+    ],
+)
 async def test_what_is_no_address(address: str) -> None:
     with pytest.raises(WireError) as caught:
         await resolve(address)
