@@ -79,6 +79,10 @@ class Fleet:
         """Whether that life is over."""
         return self._incarnations.is_stale(life)
 
+    def least_incarnation(self, worker_id: WorkerId) -> int:
+        """Smallest incarnation that a further life of that worker may have."""
+        return self._incarnations.least(worker_id)
+
     def add(self, spec: WorkerSpec) -> None:
         """A new life; the caller has removed any older one."""
         assert spec.life.worker_id not in self._accounts and not self.is_stale(spec.life), spec.life

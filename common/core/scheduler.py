@@ -77,6 +77,10 @@ class SchedulerCore:
         """Whether that life is registered and not over; a WorkerRegistered of an ended life changes nothing."""
         return self._flow.fleet.get(life) is not None
 
+    def least_incarnation(self, worker_id: WorkerId) -> int:
+        """Smallest incarnation with which a further life of that worker may register."""
+        return self._flow.fleet.least_incarnation(worker_id)
+
     @property
     def queued_blocks(self) -> int:
         """Blocks waiting for a prefill."""

@@ -136,7 +136,7 @@ class SchedulerShell:
         self.apply(WorkerRegistered(worker=worker))
         if not self._core.is_live(worker.life):
             self._end_life(worker.life)
-            raise stale(worker.life)
+            raise stale(worker.life, least_incarnation=self._core.least_incarnation(worker.life.worker_id))
 
     def lose(self, life: WorkerLife, why: str) -> None:
         """A worker life is over; idempotent."""

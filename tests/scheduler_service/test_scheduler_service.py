@@ -235,7 +235,10 @@ async def test_newer_incarnation_takes_the_place_of_the_older(
     await until(lambda: older.heartbeat_ended_with is grpc.StatusCode.FAILED_PRECONDITION)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await scheduler.stub.RegisterWorker(worker_spec_to_proto(older.spec()))
-    assert wire_error(caught.value).reason is Reason.STALE_INCARNATION
+    refusal = wire_error(caught.value)
+    assert refusal.reason is Reason.STALE_INCARNATION
+    # What a worker needs whose clock was set back: a further life, not the one that lives.
+    assert refusal.metadata["least_incarnation"] == "7"
 
 
 async def test_registering_a_living_life_again_changes_nothing(

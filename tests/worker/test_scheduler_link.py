@@ -81,6 +81,16 @@ async def test_a_life_that_the_scheduler_ended_is_followed_by_a_newer_one() -> N
         assert len((await run_colocated(decode, SPEC)).token_ids) == 32
 
 
+async def test_a_worker_whose_clock_was_set_back_takes_the_incarnation_that_the_scheduler_names() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        scheduler, old = scheduler_of(decode).scheduler, decode.app.life
+        scheduler.least_incarnation = old.incarnation + 3600 * 10**9
+        scheduler.end_life(old)
+        await scheduler.until(lambda: len(scheduler.registered) == 2)
+        assert scheduler.registered[1].incarnation == scheduler.least_incarnation
+        assert len((await run_colocated(decode, SPEC)).token_ids) == 32
+
+
 async def test_released_kv_is_given_up_and_said_to_be_gone() -> None:
     async with workers(Role.PREFILL) as (prefill,):
         scheduler, work = scheduler_of(prefill).scheduler, block_work(SPEC)
