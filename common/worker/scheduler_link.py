@@ -42,6 +42,9 @@ ANNOUNCE_TIMEOUT_S = 0.5
 """Longest wait for the heartbeat that says that this worker drains."""
 
 
+STEADY_TIE_S = 5.0
+"""A tie that ends sooner may end so every time: two workers with one id throw each other out again and again."""
+
 MAX_INCARNATION = 2**64 - 1
 """Largest incarnation that the wire can carry."""
 
@@ -115,8 +118,7 @@ class SchedulerLink:
             while True:
                 refusal = await self._register(stub)
                 if refusal is None:
-                    backoff.reset()
-                    refusal = await self._heartbeat(stub)
+                    refusal = await self._heartbeat_steadily(stub, backoff)
                 self._on_end(refusal)
                 await backoff.wait()
 
@@ -140,6 +142,15 @@ class SchedulerLink:
         if refusal.reason is Reason.STALE_INCARNATION:
             self._kv_ended.clear()
             self._orders.on_life_ended(_least_incarnation(refusal))
+
+    async def _heartbeat_steadily(self, stub: SchedulerServiceAsyncStub, backoff: Backoff) -> WireError | None:
+        """As `_heartbeat`; only a tie that held for a while makes the next try an early one."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        refusal = await self._heartbeat(stub)
+        if loop.time() - started_s >= STEADY_TIE_S:
+            backoff.reset()
+        return refusal
 
     async def _heartbeat(self, stub: SchedulerServiceAsyncStub) -> WireError | None:
         """Speak and listen until the stream ends; returns what it ended with."""
