@@ -223,6 +223,7 @@ class WorkerApp:
             max_batch_size=config.max_batch_size,
             max_prefill_tokens_per_batch=config.max_prefill_tokens_per_batch,
             fast_link_domain=config.fast_link_domain,
+            model_fingerprint=layout.model_fingerprint,
         )
 
     async def on_registered(self) -> None:

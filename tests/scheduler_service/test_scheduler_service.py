@@ -241,6 +241,28 @@ async def test_newer_incarnation_takes_the_place_of_the_older(
     assert refusal.metadata["least_incarnation"] == "7"
 
 
+async def test_worker_with_other_weights_is_refused_while_one_with_the_first_lives(
+    start_scheduler: StartScheduler,
+) -> None:
+    scheduler = await start_scheduler(heartbeat_timeout_s=0.5)
+
+    async def register(worker_id: str, weights: str) -> None:
+        message = worker_spec_to_proto(ScriptedWorker(worker_id, Role.DECODE).spec())
+        message.address, message.model_fingerprint = "127.0.0.1:9", weights
+        await scheduler.stub.RegisterWorker(message)
+
+    await register("first", "old")
+    await register("second", "old")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await register("third", "new")
+    assert wire_error(caught.value).reason is Reason.LAYOUT_MISMATCH
+    assert [worker.life.worker_id for worker in (await scheduler.state()).workers] == ["first", "second"]
+    # Nobody heartbeats here: soon the first weights are gone, and the new ones may come.
+    await scheduler.until_no_worker()
+    await register("third", "new")
+    assert [worker.life.worker_id for worker in (await scheduler.state()).workers] == ["third"]
+
+
 async def test_registering_a_living_life_again_changes_nothing(
     start_scheduler: StartScheduler, add_worker: AddWorker
 ) -> None:
