@@ -180,6 +180,22 @@ def trace_parent(digit: int) -> str:
     return f"00-{str(digit) * 32}-{str(digit) * 16}-01"
 
 
+async def test_worker_that_gives_no_status_of_ours_costs_an_attempt_not_the_request(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    # gRPC answers calls to such an address with a bare UNKNOWN, as it does when a stream is removed under a call.
+    roomy = worker_spec_to_proto(ScriptedWorker("nowhere", Role.PREFILL).spec())
+    roomy.address, roomy.pages_total = "dns:///", 10 * PAGES
+    await scheduler.stub.RegisterWorker(roomy)
+    await add_worker(scheduler, "p", Role.PREFILL)
+    await add_worker(scheduler, "d", Role.DECODE)
+    responses = await collect(scheduler.stub.Schedule(make_request()))
+    assert revealed(responses) == {position: token_at(position) for position in range(20)}
+    placements = [response.block_committed for response in responses if response.HasField("block_committed")]
+    assert placements[0].attempts == 2
+
+
 async def test_lost_decode_worker_costs_an_attempt_not_the_request(
     start_scheduler: StartScheduler, add_worker: AddWorker
 ) -> None:
