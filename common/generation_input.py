@@ -71,8 +71,9 @@ class GenerationInput:
 
         Raises `InvalidPrompt`, `TooLong` or `BadSamplingParams`. Needs `check()` to have passed.
         """
-        self._check_prompt_ids(prompt_token_ids, model)
+        # Length first: it is known without looking at every id of what may be megabytes.
         self._check_length(len(prompt_token_ids), model.max_canvas_tokens)
+        self._check_prompt_ids(prompt_token_ids, model)
         seed = default_seed(
             prompt_token_ids=prompt_token_ids,
             max_tokens=self.max_tokens,

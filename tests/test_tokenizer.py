@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,22 @@ def test_byte_level_ids_are_the_texts_bytes(byte_tokenizer, text):
     ids = byte_tokenizer.encode(text)
     assert ids == list(text.encode())
     assert byte_tokenizer.decode(ids) == text
+
+
+def test_encoding_a_long_text_lets_other_threads_run(byte_tokenizer):
+    text = "a " * 1_000_000
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(len, "").result()
+        started_s = looked_s = time.monotonic()
+        encoding = pool.submit(byte_tokenizer.encode, text)
+        longest_s = 0.0
+        while not encoding.done():
+            time.sleep(0.001)
+            last_s, looked_s = looked_s, time.monotonic()
+            longest_s = max(longest_s, looked_s - last_s)
+    assert len(encoding.result()) == len(text)
+    # Another thread waits for its turn now and then, never for the whole text.
+    assert longest_s < 0.5 * (time.monotonic() - started_s)
 
 
 def test_known_ids(byte_tokenizer):

@@ -15,7 +15,8 @@ class WorkerSpec:
 
     `address` is where peers reach its gRPC server; `kv_address` where its KV data plane listens ("" if it has none).
     `max_canvas_tokens` is the model's own maximum; the pool's is pages_total * page_size_tokens. Workers with the same
-    `fast_link_domain` exchange K/V over fast links ("": those on the same host).
+    `fast_link_domain` exchange K/V over fast links ("": those on the same host). Workers with different
+    `model_fingerprint`s give different answers ("": not compared).
     """
 
     life: WorkerLife
@@ -32,6 +33,7 @@ class WorkerSpec:
     max_batch_size: int
     max_prefill_tokens_per_batch: int = defaults.DEFAULT_MAX_PREFILL_TOKENS_PER_BATCH
     fast_link_domain: str = ""
+    model_fingerprint: str = ""
 
     @property
     def link_domain(self) -> str:

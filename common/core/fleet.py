@@ -79,6 +79,19 @@ class Fleet:
         """Whether that life is over."""
         return self._incarnations.is_stale(life)
 
+    def least_incarnation(self, worker_id: WorkerId) -> int:
+        """Smallest incarnation that a further life of that worker may have."""
+        return self._incarnations.least(worker_id)
+
+    def other_model(self, spec: WorkerSpec) -> WorkerId | None:
+        """A live worker, other than a former life of this one, that serves another model; None if there is none."""
+        for worker_id, account in self._accounts.items():
+            theirs = account.spec.model_fingerprint
+            differs = theirs and spec.model_fingerprint and theirs != spec.model_fingerprint
+            if differs and worker_id != spec.life.worker_id:
+                return worker_id
+        return None
+
     def add(self, spec: WorkerSpec) -> None:
         """A new life; the caller has removed any older one."""
         assert spec.life.worker_id not in self._accounts and not self.is_stale(spec.life), spec.life

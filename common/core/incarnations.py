@@ -20,6 +20,10 @@ class Incarnations:
         fenced = self._fenced.get(life.worker_id, life.incarnation - 1)
         return life.incarnation < newest or life.incarnation <= fenced
 
+    def least(self, worker_id: WorkerId) -> int:
+        """Smallest incarnation above every life of that worker that was seen or fenced."""
+        return max(self._newest.get(worker_id, 0), self._fenced.get(worker_id, 0)) + 1
+
     def observe(self, life: WorkerLife) -> bool:
         """A sign of that life: earlier ones are over. True when it is the first sign of it."""
         first = self._newest.get(life.worker_id) != life.incarnation

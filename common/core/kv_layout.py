@@ -35,6 +35,12 @@ class KvLayout:
         return _fingerprint(self)
 
     @property
+    def model_fingerprint(self) -> str:
+        """Hex SHA-256 over what decides a model's answers, however its K/V is paged."""
+        facts = {"weights_fingerprint": self.weights_fingerprint, "dtype": self.dtype}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    @property
     def page_bytes_per_layer(self) -> int:
         """Bytes of one page in one layer, K and V together."""
         return 2 * self.page_size_tokens * self.n_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]

@@ -41,7 +41,7 @@ from common.core.submission import check_fits, check_length, check_room, check_s
 from common.core.timers import TimerKind
 from common.core.work import FinishReason, IterationReport, RequestSpec
 from common.core.worker_account import WorkerAccount
-from common.errors import Reason
+from common.errors import Reason, WireError
 
 
 class SchedulerCore:
@@ -76,6 +76,17 @@ class SchedulerCore:
     def is_live(self, life: WorkerLife) -> bool:
         """Whether that life is registered and not over; a WorkerRegistered of an ended life changes nothing."""
         return self._flow.fleet.get(life) is not None
+
+    def check_model(self, worker: WorkerSpec) -> None:
+        """Raise `WireError` LAYOUT_MISMATCH for a worker whose blocks would not continue those of the live workers."""
+        other = self._flow.fleet.other_model(worker)
+        if other is not None:
+            problem = f"{worker.life.worker_id} has other weights or another dtype than {other}, which is live"
+            raise WireError(Reason.LAYOUT_MISMATCH, problem)
+
+    def least_incarnation(self, worker_id: WorkerId) -> int:
+        """Smallest incarnation with which a further life of that worker may register."""
+        return self._flow.fleet.least_incarnation(worker_id)
 
     @property
     def queued_blocks(self) -> int:

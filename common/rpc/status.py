@@ -52,6 +52,8 @@ _FIELD_ERRORS: dict[Reason, type[InvalidRequest]] = {
 # What a status without our details means for the caller.
 _BARE: dict[grpc.StatusCode, tuple[Reason, str]] = {
     grpc.StatusCode.UNAVAILABLE: (Reason.PEER_LOST, "the peer cannot be reached, or went away"),
+    # Ours never say this: a connection that broke ("Stream removed"), or could not even be made.
+    grpc.StatusCode.UNKNOWN: (Reason.PEER_LOST, "the call broke for a reason unknown"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (Reason.DEADLINE_EXCEEDED, "the deadline passed"),
     # Our own cancelling raises CancelledError, never this: a stopping server answers new calls so.
     grpc.StatusCode.CANCELLED: (Reason.PEER_LOST, "the peer cancelled the call"),

@@ -231,6 +231,7 @@ class WorkerApp:
             max_batch_size=config.max_batch_size,
             max_prefill_tokens_per_batch=config.max_prefill_tokens_per_batch,
             fast_link_domain=config.fast_link_domain,
+            model_fingerprint=layout.model_fingerprint,
         )
 
     async def on_registered(self) -> None:
@@ -238,10 +239,11 @@ class WorkerApp:
         if self._rpc is not None and not self._stop.is_set():
             await self._rpc.set_serving(True)
 
-    def on_life_ended(self) -> None:
+    def on_life_ended(self, least_incarnation: int) -> None:
         """The scheduler has given this life up: drop its work, live another."""
         self._core_loop.feed(LifeEnded())
-        incarnation = max(time.time_ns(), self._life.incarnation + 1)
+        # The clock may have been set back since an earlier life took its incarnation from it.
+        incarnation = max(time.time_ns(), self._life.incarnation + 1, least_incarnation)
         self._life = WorkerLife(worker_id=self._life.worker_id, incarnation=incarnation)
         log.warning("%s starts life %d", self._life.worker_id, incarnation)
 

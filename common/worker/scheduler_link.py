@@ -42,14 +42,24 @@ ANNOUNCE_TIMEOUT_S = 0.5
 """Longest wait for the heartbeat that says that this worker drains."""
 
 
+STEADY_TIE_S = 5.0
+"""A tie that ends sooner may end so every time: two workers with one id throw each other out again and again."""
+
+MAX_INCARNATION = 2**64 - 1
+"""Largest incarnation that the wire can carry."""
+
+
 class SchedulerOrders(Protocol):
     """What the scheduler can tell a worker; called on the event loop."""
 
     async def on_registered(self) -> None:
         """The scheduler knows this life."""
 
-    def on_life_ended(self) -> None:
-        """The scheduler counts this life as over: drop its work and become a new life before the next registration."""
+    def on_life_ended(self, least_incarnation: int) -> None:
+        """The scheduler counts this life as over: drop its work and become a new life before the next registration.
+
+        Incarnations below `least_incarnation` would be refused (0: it did not say).
+        """
 
     def on_release_kv(self, attempt: BlockAttempt) -> None:
         """The K/V retained for `attempt` is no longer needed."""
@@ -108,8 +118,7 @@ class SchedulerLink:
             while True:
                 refusal = await self._register(stub)
                 if refusal is None:
-                    backoff.reset()
-                    refusal = await self._heartbeat(stub)
+                    refusal = await self._heartbeat_steadily(stub, backoff)
                 self._on_end(refusal)
                 await backoff.wait()
 
@@ -132,7 +141,16 @@ class SchedulerLink:
         log.warning("scheduler %s: %s (%s); registering again", self._address, refusal, refusal.reason.value)
         if refusal.reason is Reason.STALE_INCARNATION:
             self._kv_ended.clear()
-            self._orders.on_life_ended()
+            self._orders.on_life_ended(_least_incarnation(refusal))
+
+    async def _heartbeat_steadily(self, stub: SchedulerServiceAsyncStub, backoff: Backoff) -> WireError | None:
+        """As `_heartbeat`; only a tie that held for a while makes the next try an early one."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        refusal = await self._heartbeat(stub)
+        if loop.time() - started_s >= STEADY_TIE_S:
+            backoff.reset()
+        return refusal
 
     async def _heartbeat(self, stub: SchedulerServiceAsyncStub) -> WireError | None:
         """Speak and listen until the stream ends; returns what it ended with."""
@@ -193,3 +211,10 @@ class SchedulerLink:
             draining=self._draining,
             kv_ended=map(block_attempt_to_proto, kv_ended),
         )
+
+
+def _least_incarnation(refusal: WireError) -> int:
+    """What the scheduler says it would take; 0 when that is no incarnation."""
+    told = refusal.metadata.get("least_incarnation", "")
+    value = int(told) if told.isascii() and told.isdigit() and len(told) <= len(str(MAX_INCARNATION)) else 0
+    return value if value <= MAX_INCARNATION else 0

@@ -72,7 +72,7 @@ class SchedulerClient:
 def _verdict(error: grpc.aio.AioRpcError) -> WireError:
     """Tell a scheduler's answer from a call that broke."""
     translated = wire_error(error)
-    transport_fault = error.code() is grpc.StatusCode.UNKNOWN and translated.reason is Reason.INTERNAL
+    transport_fault = error.code() is grpc.StatusCode.UNKNOWN and translated.reason is Reason.PEER_LOST
     if error.code() in _BROKEN_CODES or transport_fault:
         return ScheduleBroken(translated.message)
     return translated

@@ -22,7 +22,7 @@ from services.gateway.admission import Admission
 from services.gateway.progress import RequestProgress
 from services.gateway.resume import Deadline, ResumePolicy, ResumingSchedule, Scheduler
 from services.gateway.stream import ResponseStream
-from services.gateway.validation import check_vocabulary, input_of, request_id_of
+from services.gateway.validation import check_vocabulary, input_of, request_id_of, tenant_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Responses = AsyncGenerator[inference_pb2.GenerateResponse, None]
@@ -109,13 +109,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return Deadline(clock=self._clock, remaining_s=remaining_s)
 
     async def _spec_of(self, request: inference_pb2.GenerateRequest) -> RequestSpec:
-        request_id = request_id_of(request)
+        request_id, tenant = request_id_of(request), tenant_of(request)
         wanted = input_of(request)
         return wanted.to_spec(
             request_id=request_id,
             prompt_token_ids=await self._prompt_of(wanted),
             model=self._model,
-            tenant=request.tenant,
+            tenant=tenant,
             priority=request.priority,
         )
 

@@ -23,6 +23,7 @@ from sangam.v1 import inference_pb2, types_pb2
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _ID_BYTES = 16
+_MAX_TENANT_CHARACTERS = 128
 _CACHE_MODES = {
     types_pb2.CACHE_MODE_UNSPECIFIED: CacheMode.DUAL,
     types_pb2.CACHE_MODE_DUAL: CacheMode.DUAL,
@@ -40,6 +41,13 @@ def request_id_of(request: inference_pb2.GenerateRequest) -> str:
             "request_id", "must be 1 to 128 letters, digits or . _ : - and begin with a letter or digit"
         )
     return request.request_id
+
+
+def tenant_of(request: inference_pb2.GenerateRequest) -> str:
+    """The client's tenant; the scheduler keeps it while the request lives. Raises `InvalidRequest`."""
+    if len(request.tenant) > _MAX_TENANT_CHARACTERS:
+        raise InvalidRequest("tenant", f"must be at most {_MAX_TENANT_CHARACTERS} characters")
+    return request.tenant
 
 
 def input_of(request: inference_pb2.GenerateRequest) -> GenerationInput:

@@ -163,7 +163,13 @@ class Liveness:
             known.stream.close(error)
 
 
-def stale(life: WorkerLife) -> WireError:
-    """What a life gets to hear that the scheduler takes for ended."""
+def stale(life: WorkerLife, *, least_incarnation: int | None = None) -> WireError:
+    """What a life gets to hear that the scheduler takes for ended.
+
+    `least_incarnation`: the smallest that would be taken, for a worker whose clock is behind its former lives.
+    """
+    metadata: dict[str, str] = {"worker_id": life.worker_id}
+    if least_incarnation is not None:
+        metadata["least_incarnation"] = str(least_incarnation)
     text = f"worker {life.worker_id} life {life.incarnation} has ended; register a new incarnation"
-    return WireError(Reason.STALE_INCARNATION, text, metadata={"worker_id": life.worker_id})
+    return WireError(Reason.STALE_INCARNATION, text, metadata=metadata)

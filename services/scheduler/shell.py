@@ -132,14 +132,18 @@ class SchedulerShell:
             self.apply(RequestCancelled(request_id=outbox.request_id, reason=reason))
 
     def register(self, worker: WorkerSpec) -> None:
-        """A worker life is ready for work. Raises STALE_INCARNATION when that life has ended."""
+        """A worker life is ready for work.
+
+        Raises STALE_INCARNATION when that life has ended, LAYOUT_MISMATCH when live workers serve another model.
+        """
         self.check_serving()
+        self._core.check_model(worker)
         self._liveness.register(worker.life, self._clock.now())
         self._worker_calls.connect(worker)
         self.apply(WorkerRegistered(worker=worker))
         if not self._core.is_live(worker.life):
             self._end_life(worker.life)
-            raise stale(worker.life)
+            raise stale(worker.life, least_incarnation=self._core.least_incarnation(worker.life.worker_id))
 
     def lose(self, life: WorkerLife, why: str) -> None:
         """A worker life is over; idempotent."""

@@ -44,3 +44,13 @@ def test_the_fingerprint_is_a_function_of_the_facts():
 )
 def test_every_fact_counts(change):
     assert replace(LAYOUT, **change).fingerprint != LAYOUT.fingerprint
+
+
+def test_the_models_fingerprint_is_about_answers_and_not_about_pages():
+    same = replace(LAYOUT, model_id="n", page_size_tokens=8)
+    assert same.model_fingerprint == LAYOUT.model_fingerprint
+    others = {
+        replace(LAYOUT, weights_fingerprint="x").model_fingerprint,
+        replace(LAYOUT, dtype="float16").model_fingerprint,
+    }
+    assert len(others | {LAYOUT.model_fingerprint}) == 3

@@ -121,6 +121,7 @@ def test_a_new_life_ends_the_old_one_and_the_old_one_cannot_return() -> None:
     for late in (3, 4):
         assert stage.register(decoder("d", incarnation=late)) == []
         assert not stage.core.is_live(decoder("d", incarnation=late).life)
+        assert stage.core.least_incarnation(decoder("d", incarnation=late).life.worker_id) == 6
         assert stage.lose(decoder("d", incarnation=late)) == []
     assert stage.core.is_live(decoder("d", incarnation=5).life)
     assert kinds(stage.lose(decoder("d", incarnation=5))) == ["FenceWorker", "CancelCall"]

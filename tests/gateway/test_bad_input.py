@@ -57,6 +57,7 @@ BAD_INPUTS = {
     "unknown cache mode": ({"cache_mode": 77}, "cache_mode", Reason.INVALID_REQUEST),
     "request id with a space": ({"request_id": "a b"}, "request_id", Reason.INVALID_REQUEST),
     "request id too long": ({"request_id": "x" * 129}, "request_id", Reason.INVALID_REQUEST),
+    "tenant too long": ({"tenant": "x" * 129}, "tenant", Reason.INVALID_REQUEST),
 }
 
 

@@ -130,6 +130,7 @@ worker_specs = st.builds(
     max_batch_size=positive,
     max_prefill_tokens_per_batch=positive,
     fast_link_domain=st.text(max_size=8),
+    model_fingerprint=st.text(max_size=8),
 )
 cluster_views = st.builds(
     ClusterView,

@@ -107,7 +107,7 @@ def test_unsendable_text_is_cleaned_instead_of_failing_the_status():
         ("CANCELLED", Reason.PEER_LOST),
         ("RESOURCE_EXHAUSTED", Reason.QUEUE_FULL),
         ("INVALID_ARGUMENT", Reason.INVALID_REQUEST),
-        ("UNKNOWN", Reason.INTERNAL),
+        ("UNKNOWN", Reason.PEER_LOST),
         ("UNIMPLEMENTED", Reason.INTERNAL),
     ],
 )

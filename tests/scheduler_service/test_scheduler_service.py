@@ -197,6 +197,22 @@ def trace_parent(digit: int) -> str:
     return f"00-{str(digit) * 32}-{str(digit) * 16}-01"
 
 
+async def test_worker_that_gives_no_status_of_ours_costs_an_attempt_not_the_request(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler()
+    # gRPC answers calls to such an address with a bare UNKNOWN, as it does when a stream is removed under a call.
+    roomy = worker_spec_to_proto(ScriptedWorker("nowhere", Role.PREFILL).spec())
+    roomy.address, roomy.pages_total = "dns:///", 10 * PAGES
+    await scheduler.stub.RegisterWorker(roomy)
+    await add_worker(scheduler, "p", Role.PREFILL)
+    await add_worker(scheduler, "d", Role.DECODE)
+    responses = await collect(scheduler.stub.Schedule(make_request()))
+    assert revealed(responses) == {position: token_at(position) for position in range(20)}
+    placements = [response.block_committed for response in responses if response.HasField("block_committed")]
+    assert placements[0].attempts == 2
+
+
 async def test_lost_decode_worker_costs_an_attempt_not_the_request(
     start_scheduler: StartScheduler, add_worker: AddWorker
 ) -> None:
@@ -252,7 +268,32 @@ async def test_newer_incarnation_takes_the_place_of_the_older(
     await until(lambda: older.heartbeat_ended_with is grpc.StatusCode.FAILED_PRECONDITION)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await scheduler.stub.RegisterWorker(worker_spec_to_proto(older.spec()))
-    assert wire_error(caught.value).reason is Reason.STALE_INCARNATION
+    refusal = wire_error(caught.value)
+    assert refusal.reason is Reason.STALE_INCARNATION
+    # What a worker needs whose clock was set back: a further life, not the one that lives.
+    assert refusal.metadata["least_incarnation"] == "7"
+
+
+async def test_worker_with_other_weights_is_refused_while_one_with_the_first_lives(
+    start_scheduler: StartScheduler,
+) -> None:
+    scheduler = await start_scheduler(heartbeat_timeout_s=0.5)
+
+    async def register(worker_id: str, weights: str) -> None:
+        message = worker_spec_to_proto(ScriptedWorker(worker_id, Role.DECODE).spec())
+        message.address, message.model_fingerprint = "127.0.0.1:9", weights
+        await scheduler.stub.RegisterWorker(message)
+
+    await register("first", "old")
+    await register("second", "old")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await register("third", "new")
+    assert wire_error(caught.value).reason is Reason.LAYOUT_MISMATCH
+    assert [worker.life.worker_id for worker in (await scheduler.state()).workers] == ["first", "second"]
+    # Nobody heartbeats here: soon the first weights are gone, and the new ones may come.
+    await scheduler.until_no_worker()
+    await register("third", "new")
+    assert [worker.life.worker_id for worker in (await scheduler.state()).workers] == ["third"]
 
 
 async def test_registering_a_living_life_again_changes_nothing(

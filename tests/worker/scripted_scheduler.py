@@ -16,12 +16,13 @@ from tests.worker.waiting import PATIENCE_S
 
 
 class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Accepts every life except those in `ended`; notes registrations and heartbeats; sends what `order` is given."""
+    """Accepts every life but those in `ended` and below `least_incarnation`; notes what it hears, sends `order`s."""
 
     def __init__(self) -> None:
         self.registered: list[WorkerLife] = []
         self.heartbeats: list[scheduler_pb2.HeartbeatRequest] = []
         self.ended: set[WorkerLife] = set()
+        self.least_incarnation = 0
         self.changed = asyncio.Condition()
         self._orders: dict[str, asyncio.Queue[scheduler_pb2.HeartbeatResponse | WireError]] = {}
 
@@ -45,6 +46,9 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         spec = worker_spec_from_proto(request)
         if spec.life in self.ended:
             raise WireError(Reason.STALE_INCARNATION, "this life is over")
+        if spec.life.incarnation < self.least_incarnation:
+            told = {"least_incarnation": str(self.least_incarnation)}
+            raise WireError(Reason.STALE_INCARNATION, "this life is over", metadata=told)
         await self._note(lambda: self.registered.append(spec.life))
         return scheduler_pb2.RegisterWorkerResponse(mode=types_pb2.SERVING_MODE_HYBRID, heartbeat_timeout_ms=3000)
 

@@ -12,7 +12,7 @@ from common.core.ids import Role
 from common.core.params import ConfidenceQuota
 from common.core.work import IterationReport, LocalPrefill
 from common.errors import Reason
-from common.rpc.convert import block_attempt_to_proto
+from common.rpc.convert import block_attempt_to_proto, worker_life_to_proto
 from common.rpc.status import wire_error
 from common.worker.scheduler_link import SchedulerLink
 from sangam.v1 import scheduler_pb2
@@ -79,6 +79,35 @@ async def test_a_life_that_the_scheduler_ended_is_followed_by_a_newer_one() -> N
         decode.engine.release()
         await eventually(lambda: decode.app.view().idle)
         assert len((await run_colocated(decode, SPEC)).token_ids) == 32
+
+
+async def test_a_worker_whose_clock_was_set_back_takes_the_incarnation_that_the_scheduler_names() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        scheduler, old = scheduler_of(decode).scheduler, decode.app.life
+        scheduler.least_incarnation = old.incarnation + 3600 * 10**9
+        scheduler.end_life(old)
+        await scheduler.until(lambda: len(scheduler.registered) == 2)
+        assert scheduler.registered[1].incarnation == scheduler.least_incarnation
+        assert len((await run_colocated(decode, SPEC)).token_ids) == 32
+
+
+async def test_lives_that_end_at_once_follow_each_other_ever_more_slowly() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        scheduler, loop = scheduler_of(decode).scheduler, asyncio.get_running_loop()
+
+        def newest_is_heard() -> bool:
+            newest = worker_life_to_proto(scheduler.registered[-1])
+            return scheduler.registered[-1] not in scheduler.ended and any(
+                beat.life == newest for beat in scheduler.heartbeats
+            )
+
+        started_s = loop.time()
+        for _ in range(5):
+            await scheduler.until(newest_is_heard)
+            scheduler.end_life(scheduler.registered[-1])
+        await scheduler.until(newest_is_heard)
+        # Pauses of 0.1, 0.2, 0.4, 0.8 and 1.6 s, each shortened by up to a half.
+        assert loop.time() - started_s >= 1.5
 
 
 async def test_released_kv_is_given_up_and_said_to_be_gone() -> None:

@@ -28,6 +28,7 @@ def worker_spec_to_proto(spec: WorkerSpec) -> scheduler_pb2.RegisterWorkerReques
         max_batch_size=spec.max_batch_size,
         max_prefill_tokens_per_batch=spec.max_prefill_tokens_per_batch,
         fast_link_domain=spec.fast_link_domain,
+        model_fingerprint=spec.model_fingerprint,
     )
 
 
@@ -48,6 +49,7 @@ def worker_spec_from_proto(message: scheduler_pb2.RegisterWorkerRequest) -> Work
         max_batch_size=positive(message.max_batch_size, "max_batch_size"),
         max_prefill_tokens_per_batch=message.max_prefill_tokens_per_batch or DEFAULT_MAX_PREFILL_TOKENS_PER_BATCH,
         fast_link_domain=message.fast_link_domain,
+        model_fingerprint=message.model_fingerprint,
     )
 
 
