@@ -16,7 +16,7 @@ from types import TracebackType
 
 import grpc.aio
 
-from common.cli.run_dir import CLUSTER_FILE, RunningCluster
+from common.cli.run_dir import CLUSTER_FILE, RunningCluster, make_run_dir
 from common.cli.supervisor import ManagedProcess, ProcessSpec, ServiceFailed, stop_all
 from common.config_values import TokensOrAuto
 from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
@@ -97,7 +97,7 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         """Start everything and wait until it serves. Raises `ServiceFailed`, with everything stopped again."""
-        self.config.run_dir.mkdir(parents=True, exist_ok=True)
+        make_run_dir(self.config.run_dir)
         try:
             await self._start()
         except BaseException:

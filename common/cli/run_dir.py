@@ -48,13 +48,12 @@ def new_run_dir() -> Path:
     return run_dir
 
 
-def own_run_dir(run_dir: Path) -> Path:
-    """The absolute path of a run folder that the user named, made when absent. Raises ConfigError."""
+def make_run_dir(run_dir: Path) -> None:
+    """Make a run's folder when it is absent. Raises ConfigError."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--run-dir: {run_dir} cannot be made: {error.strerror}") from None
-    return run_dir.absolute()
 
 
 def read_cluster_file(run_dir: Path) -> RunningCluster | None:

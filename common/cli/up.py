@@ -13,7 +13,7 @@ from common.cli.cluster import STOP_GRACE_S, Cluster, ClusterConfig
 from common.cli.default_model import default_model_dir
 from common.cli.interrupt import Interrupted, run_interruptible
 from common.cli.policy_flags import add_policy_arguments, scheduler_options, tokens_or_auto, worker_options
-from common.cli.run_dir import new_run_dir, own_run_dir
+from common.cli.run_dir import new_run_dir
 from common.cli.supervisor import ServiceFailed
 from common.cli.table import render_table
 from common.config_values import AUTO
@@ -116,7 +116,7 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
     load_text_codec(model_dir)
     return ClusterConfig(
         model_dir=model_dir,
-        run_dir=own_run_dir(args.run_dir) if args.run_dir else new_run_dir(),
+        run_dir=(args.run_dir or new_run_dir()).absolute(),
         mode=mode,
         prefill_workers=prefill_workers,
         decode_workers=args.decode_workers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -252,4 +253,40 @@ def test_bad_checkpoint_is_named_before_anything_starts(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert str(bad / ("model.safetensors" if spoil == "truncated" else "config.json")) in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_line(
+    tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_a_file = tmp_path / "file"
+    in_a_file.write_text("")
+    assert main(["up", "--model", str(model_dir), "--grpc-port", "0", "--run-dir", str(in_a_file / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "--run-dir" in error and str(in_a_file / "run") in error
+    assert error.count("\n") == 1
+
+
+def test_a_cache_folder_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_a_file = tmp_path / "file"
+    in_a_file.write_text("")
+    monkeypatch.setenv("SANGAM_CACHE_DIR", str(in_a_file / "cache"))
+    assert main(["up", "--grpc-port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "SANGAM_CACHE_DIR" in error
+    assert error.count("\n") == 1
+
+
+def test_a_malformed_tokenizer_is_refused_before_anything_starts(
+    tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model_dir, broken)
+    (broken / "tokenizer.json").write_text("{")
+    assert main(["up", "--model", str(broken), "--grpc-port", "0", "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "tokenizer.json" in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
