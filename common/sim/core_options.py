@@ -39,7 +39,7 @@ def option_name(field: str) -> str:
 def core_options() -> dict[str, str]:
     """Option name and help of every field of both configurations that has a plain value."""
     return {
-        option_name(field.name): _help(field.name)
+        option_name(field.name): _help(field.name, field.default)
         for kind in (SchedulerConfig, WorkerCoreConfig)
         for field in fields(kind)
         if field.name not in _ELSEWHERE and field.default_factory is MISSING
@@ -79,8 +79,13 @@ def _value(field: str, default: object, settings: Settings) -> object:
     raise ConfigError(f"--{option}: cannot be set here")
 
 
-def _help(field: str) -> str:
+def _help(field: str, default: object) -> str:
     unit = next((unit.strip("_") for unit in _UNITS if field.endswith(unit)), "")
-    choices = f", {'|'.join(CHOICES[field])}" if field in CHOICES else ""
+    names = list(CHOICES.get(field, ()))
+    if isinstance(default, enum.Enum):
+        names = [member.value for member in type(default)]
+    if isinstance(default, bool):
+        names = ["on", "off"]
+    choices = f": {'|'.join(names)}" if names else ""
     auto = f", or {AUTO}" if field in ADAPTIVE else ""
     return f"{field.removesuffix('_' + unit).replace('_', ' ')}{', in ' + unit if unit else ''}{choices}{auto}"

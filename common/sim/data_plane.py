@@ -22,7 +22,7 @@ from common.sim.network import Network
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLink:
-    """What moving K/V costs: `setup_s` per transfer, then bytes over `bytes_per_s`; K/V of a token in bytes."""
+    """What moving K/V costs: `setup_s` of latency per transfer, and its bytes over `bytes_per_s`."""
 
     setup_s: float
     bytes_per_s: float
@@ -110,14 +110,14 @@ class DataPlane:
             self._agenda.at(self._arrival_s(transfer), self._arrive, transfer)
 
     def _arrival_s(self, transfer: Transfer) -> float:
-        """When the last byte arrives; takes the links of both ends until then."""
+        """When the last byte arrives; takes the links of both ends while bytes flow, not during the setup."""
         ends = (transfer.handle.owner.worker_id, transfer.reader.life.worker_id)
         start_s = max(self._agenda.now, *(self._free_s.get(end, 0.0) for end in ends))
         slowness = max(self._network.slow.get(end, 1.0) for end in ends)
-        transfer_s = self._link.setup_s + self._bytes(transfer) / self._link.bytes_per_s
+        end_s = start_s + self._bytes(transfer) / self._link.bytes_per_s * slowness
         for end in ends:
-            self._free_s[end] = start_s + transfer_s * slowness
-        return start_s + transfer_s * slowness
+            self._free_s[end] = end_s
+        return end_s + self._link.setup_s * slowness
 
     def _arrive(self, transfer: Transfer) -> None:
         owner = transfer.owner

@@ -11,7 +11,10 @@ from common.sim.data_plane import KvLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A model and the machine of each of its workers. `tokens_per_step`: what a forward reveals on average."""
+    """A model and the machine of each of its workers. `tokens_per_step`: what a forward reveals on average.
+
+    `max_canvas_tokens` is the context of 4096 and a block: an output is rounded up to whole blocks.
+    """
 
     name: str
     shape: ModelShape
@@ -55,8 +58,8 @@ PRESETS: dict[str, Preset] = {
             pool_pages=5632,
             max_canvas_tokens=4128,
             tokens_per_step=2.9,
-            kv_setup_s=0.010,
-            kv_bytes_per_s=6e9,
+            kv_setup_s=0.030,
+            kv_bytes_per_s=50e9,
         ),
         Preset(
             name="h100-dream-7b",
@@ -67,8 +70,8 @@ PRESETS: dict[str, Preset] = {
             pool_pages=49152,
             max_canvas_tokens=4128,
             tokens_per_step=2.8,
-            kv_setup_s=0.010,
-            kv_bytes_per_s=6e9,
+            kv_setup_s=0.030,
+            kv_bytes_per_s=50e9,
         ),
     )
 }

@@ -20,6 +20,7 @@ from typing import Any
 
 from common.cli.generation_output import GenerationOutput
 from common.cli.status import facts, fetch_state, unfree_pages
+from common.core.defaults import DEFAULT_KV_LEASE_S
 from common.errors import SangamError
 from tests.compose.docker_engine import DockerEngine, ProofFailed, docker_engine, output_of
 from tests.compose.image_checks import check_images
@@ -257,10 +258,19 @@ class Proof:
         raise ProofFailed(f"the load was over before a decode worker had {BUSY_DECODES} decodes")
 
     async def _all_pages_free(self) -> None:
-        async def all_free() -> bool:
-            return not any(map(unfree_pages, (await fetch_state(self.stack.scheduler_address)).workers))
+        """No page is lost; K/V that nobody came for may take its lease to go."""
+        held: dict[str, int] = {}
 
-        await eventually(all_free, timeout_s=20.0)
+        async def all_free() -> bool:
+            workers = (await fetch_state(self.stack.scheduler_address)).workers
+            held.clear()
+            held.update({worker.life.worker_id: pages for worker in workers if (pages := unfree_pages(worker))})
+            return not held
+
+        try:
+            await eventually(all_free, timeout_s=DEFAULT_KV_LEASE_S + 15.0)
+        except TimeoutError:
+            raise ProofFailed(f"pages still in use with nothing running: {held}") from None
 
 
 async def prove(engine: DockerEngine, scratch: Path) -> None:
@@ -282,9 +292,10 @@ async def prove(engine: DockerEngine, scratch: Path) -> None:
 
 
 async def _remove_images(stack: Stack) -> None:
-    images = await stack.docker("image", "ls", "--quiet", f"--filter=reference=sangam-*:{IMAGE_TAG}")
+    names = ("--format", "{{.Repository}}:{{.Tag}}", f"--filter=reference=sangam-*:{IMAGE_TAG}")
+    images = await stack.docker("image", "ls", *names)
     if images:
-        await stack.docker("image", "rm", "--force", *images.split())
+        await stack.docker("image", "rm", *images.split())
     if stack.engine.ours:  # somebody else's engine may have untagged images that are wanted
         await stack.docker("image", "prune", "--force")
 

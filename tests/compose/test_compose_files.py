@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from common.config import (
+    ENV_PREFIX,
     GatewayConfig,
     KvStoreConfig,
     SchedulerServiceConfig,
@@ -58,7 +59,7 @@ def test_every_service_accepts_its_settings(files: tuple[str, ...]) -> None:
     for name, service in our_services(files).items():
         config = load_config(config_of(name), [], name, environ=service["environment"])
         settings = {env_of(setting.name) for setting in fields(config)}
-        assert settings == set(service["environment"]), f"{name}: add to (or drop from) its environment in {files}"
+        assert settings == _settings_in(service), f"{name}: add to (or drop from) its environment in {files}"
 
 
 @pytest.mark.parametrize("files", STACKS)
@@ -166,6 +167,7 @@ def test_gpu_workers_reserve_devices_and_build_with_cuda() -> None:
         assert worker["build"]["args"]["TORCH_VARIANT"] == "cuda" and worker["build"]["target"] == "worker"
         assert worker["image"] != read_stack(BASE)[name]["image"]
         assert worker["environment"]["SANGAM_DEVICE"] == "cuda"
+        assert worker["environment"]["SANGAM_KV_TRANSPORT"] == "ucx"
         assert worker["ulimits"]["memlock"] == {"soft": -1, "hard": -1} and worker["shm_size"]
     mapped = read_stack(BASE, GPU, variables={"RDMA_DEVICE": "/dev/infiniband"})["decode_worker"]["devices"]
     assert mapped == ["/dev/infiniband"]
@@ -180,7 +182,7 @@ def test_a_model_folder_is_mounted_under_its_own_path() -> None:
 
 
 def test_every_setting_exists_in_the_config_module_and_the_other_way_round() -> None:
-    in_files = {name for files in STACKS for each in our_services(files).values() for name in each["environment"]}
+    in_files = {name for files in STACKS for each in our_services(files).values() for name in _settings_in(each)}
     assert in_files == SETTINGS, "a new setting belongs into docker-compose.yaml and .env.example, with its default"
     named = set(itertools.chain.from_iterable(re.findall(r"SANGAM_[A-Z_]+", text) for text in _texts()))
     assert named - {"SANGAM_"} == SETTINGS
@@ -235,9 +237,13 @@ def test_the_dockerfile_has_the_targets_that_the_stack_builds() -> None:
 def test_requirements_are_those_of_the_extras() -> None:
     requirements = runpy.run_path(str(COMPOSE_DIR / "requirements.py"))["requirements"]
     control = _names(requirements(COMPOSE_DIR.parent / "pyproject.toml", ["telemetry", "gateway", "kv-store"]))
-    worker = _names(requirements(COMPOSE_DIR.parent / "pyproject.toml", ["worker"]))
+    worker = _names(requirements(COMPOSE_DIR.parent / "pyproject.toml", ["worker", "ucx"]))
     assert {"grpcio", "protobuf", "redis", "tokenizers"} <= control and "torch" not in control
-    assert {"grpcio", "protobuf", "torch"} <= worker and "redis" not in worker
+    assert {"grpcio", "protobuf", "torch", "ucxx-cu12"} <= worker and "redis" not in worker
+
+
+def _settings_in(service: dict[str, Any]) -> set[str]:
+    return {name for name in service["environment"] if name.startswith(ENV_PREFIX)}
 
 
 def _names(requirements: list[str]) -> set[str]:

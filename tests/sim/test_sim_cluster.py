@@ -71,8 +71,8 @@ def test_one_disaggregated_request_also_waits_for_its_kv():
 
 def test_two_transfers_share_a_link_in_turn():
     result = by_hand(ServingMode.DISAGGREGATED, (0.0, 96, 4), (0.0, 96, 4))
-    # The first is prefilled alone at once and fetched from 0.11 to 1.61; the second is ready at 0.22, and waits.
-    assert list(result.recorder.transfers_s) == pytest.approx([1.5, 1.61 - 0.22 + 1.5])
+    # The first is prefilled alone at once, its bytes flow from 0.11 to 1.11; the second is ready at 0.22, and waits.
+    assert list(result.recorder.transfers_s) == pytest.approx([1.5, 1.11 - 0.22 + 1.5])
 
 
 def test_a_small_budget_makes_a_prefill_wait_for_a_decode():
