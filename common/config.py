@@ -219,6 +219,14 @@ class WorkerConfig(ServiceConfig):
         default=defaults.DEFAULT_KV_LEASE_S,
         metadata=about("how long K/V waits for a decode worker, in seconds", above=0),
     )
+    stuck_forward_s: float = field(
+        default=defaults.DEFAULT_STUCK_FORWARD_S,
+        metadata=about(
+            "longest a forward may run before the worker gives itself up, in seconds (0: no limit); "
+            "raise it for a large model on cpu",
+            minimum=0,
+        ),
+    )
     torch_threads: int = field(default=0, metadata=about("CPU threads per forward (0: torch's own choice)", minimum=0))
 
 

@@ -72,7 +72,7 @@ class GenerationInput:
         Raises `InvalidPrompt`, `TooLong` or `BadSamplingParams`. Needs `check()` to have passed.
         """
         # Length first: it is known without looking at every id of what may be megabytes.
-        self._check_length(len(prompt_token_ids), model.max_canvas_tokens)
+        self.check_length(len(prompt_token_ids), model)
         self._check_prompt_ids(prompt_token_ids, model)
         seed = default_seed(
             prompt_token_ids=prompt_token_ids,
@@ -91,6 +91,10 @@ class GenerationInput:
             priority=priority,
             deadline_s=deadline_s,
         )
+
+    @property
+    def _blocks(self) -> int:
+        return -(-self.max_tokens // self.block_length_tokens)
 
     def _sampling(self, fallback_seed: int) -> SamplingParams:
         seed = fallback_seed if self.seed is None else self.seed
@@ -113,22 +117,28 @@ class GenerationInput:
         except InvalidPrompt as error:
             raise InvalidPrompt(self.prompt_field, error.problem) from None
 
-    def _check_length(self, prompt_tokens: int, max_canvas_tokens: int) -> None:
+    def canvas_tokens(self, prompt_tokens: int) -> int:
+        """Length of the canvas with a prompt of that length."""
+        return prompt_tokens + self._blocks * self.block_length_tokens
+
+    def check_length(self, prompt_tokens: int, model: ModelConfig) -> None:
+        """Raise `TooLong` when no canvas of the model's holds a prompt of (at least) that length and its blocks."""
+        max_canvas_tokens = model.max_canvas_tokens
         if prompt_tokens >= max_canvas_tokens:
             raise TooLong(
                 self.prompt_field,
-                f"{prompt_tokens} tokens leave no room to generate: the model's longest canvas is {max_canvas_tokens}",
+                f"is at least {prompt_tokens} tokens long, which leaves no room to generate: the model's longest "
+                f"canvas is {max_canvas_tokens}",
             )
         if self.block_length_tokens > max_canvas_tokens:
             raise TooLong(
                 "block_length_tokens",
                 f"{self.block_length_tokens} is above the model's longest canvas of {max_canvas_tokens} tokens",
             )
-        blocks = -(-self.max_tokens // self.block_length_tokens)
-        canvas = prompt_tokens + blocks * self.block_length_tokens
+        canvas = self.canvas_tokens(prompt_tokens)
         if canvas > max_canvas_tokens:
             raise TooLong(
                 "max_tokens",
-                f"{prompt_tokens} prompt tokens and {blocks} blocks of {self.block_length_tokens} make a canvas of "
-                f"{canvas} tokens, above the model's longest of {max_canvas_tokens}",
+                f"{prompt_tokens} prompt tokens and {self._blocks} blocks of {self.block_length_tokens} make a canvas "
+                f"of {canvas} tokens, above the model's longest of {max_canvas_tokens}",
             )

@@ -18,6 +18,10 @@ class TextCodec(Protocol):
         """Token ids of `text`; special-token strings in it stay text. Raises `InvalidPrompt`."""
         ...
 
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on `len(encode(text))` that takes no encoding; 0 where none is known."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`, special tokens left out."""
         ...
@@ -33,6 +37,10 @@ class IdsOnly:
     def encode(self, text: str) -> list[int]:
         """Always raises `InvalidPrompt`."""
         raise InvalidPrompt("prompt", "the model's folder has no tokenizer: give token ids")
+
+    def fewest_tokens(self, text: str) -> int:
+        """Nothing is known of it."""
+        return 0
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Nothing."""

@@ -24,6 +24,10 @@ MERGES_FILE = "merges.txt"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 
+_NFC_SHRINKS_BY = 4
+"""Composing to NFC makes a text's UTF-8 fewer times shorter than this (7 bytes to 2 at worst, U+0390)."""
+_KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Digits", "Split"})
+
 
 class Tokenizer:
     """One model's tokenizer. `encode` never yields the mask id; `decode` skips special ids."""
@@ -37,6 +41,12 @@ class Tokenizer:
         self.eos_token_id = config.eos_token_id
         self.mask_token_id = config.mask_token_id
         self.vocab_size_tokens = config.vocab_size_tokens
+        self._most_bytes_per_token = _most_bytes_per_token(json.loads(backend.to_str()))
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on `len(encode(text))`, known without encoding; 0 where this tokenizer has none."""
+        most_bytes = self._most_bytes_per_token
+        return 0 if most_bytes is None else -(-len(text.encode()) // most_bytes)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, nothing added. Raises `InvalidPrompt` for text that this vocabulary cannot hold."""
@@ -96,6 +106,32 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     backend.encode_special_tokens = True
     _check_spelling(model_dir, backend)
     return Tokenizer(backend, config)
+
+
+def _most_bytes_per_token(document: Mapping[str, Any]) -> int | None:
+    """The most UTF-8 bytes of a text that one token stands for, by the library's own document of a tokenizer.
+
+    None where that is not certain: something may drop, replace or swallow text.
+    """
+    normalizer, model = document["normalizer"], document["model"]
+    plain = [token for token in document["added_tokens"] if not token["special"]]
+    if document["truncation"] or model["type"] != "BPE" or not model["vocab"].keys() >= _BYTE_OF_CHARACTER.keys():
+        return None
+    if not _keeps_text(document["pre_tokenizer"]) or any(token["lstrip"] or token["rstrip"] for token in plain):
+        return None
+    if normalizer is not None and normalizer["type"] != "NFC":
+        return None
+    longest_bytes = max([*map(len, model["vocab"]), *(len(token["content"].encode()) for token in plain)])
+    return longest_bytes if normalizer is None else longest_bytes * _NFC_SHRINKS_BY
+
+
+def _keeps_text(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    """Whether every byte of a text is in one of the pieces that it is cut into, and nothing is in two."""
+    if pre_tokenizer is None:
+        return False
+    if pre_tokenizer["type"] == "Sequence":
+        return all(map(_keeps_text, pre_tokenizer["pretokenizers"]))
+    return pre_tokenizer["type"] in _KEEPING_PRE_TOKENIZERS and pre_tokenizer.get("behavior") != "Removed"
 
 
 def _check_spelling(model_dir: Path, backend: Backend) -> None:

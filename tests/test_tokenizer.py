@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.errors import CheckpointError, InvalidPrompt
 from common.random_checkpoint import build_random_checkpoint
@@ -52,6 +56,11 @@ def write_qwen2(path: Path, *, listed_in: str = "tokenizer_config.json", first_a
     return path
 
 
+@pytest.fixture(scope="module")
+def qwen2_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_tokenizer(write_qwen2(tmp_path_factory.mktemp("qwen2") / "model"))
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_byte_level_ids_are_the_texts_bytes(byte_tokenizer, text):
     ids = byte_tokenizer.encode(text)
@@ -73,6 +82,45 @@ def test_encoding_a_long_text_lets_other_threads_run(byte_tokenizer):
     assert len(encoding.result()) == len(text)
     # Another thread waits for its turn now and then, never for the whole text.
     assert longest_s < 0.5 * (time.monotonic() - started_s)
+
+
+@given(st.text(max_size=60))
+def test_the_fewest_tokens_are_the_bytes_of_a_byte_level_vocabulary(byte_tokenizer, text):
+    assert byte_tokenizer.fewest_tokens(text) == len(text.encode()) == len(byte_tokenizer.encode(text))
+
+
+@given(st.text(st.sampled_from("helw o\u1100\u1161\u11a8e\u0301\u212b"), max_size=60))
+def test_no_text_takes_fewer_tokens_than_is_said(qwen2_tokenizer, text):
+    fewest = qwen2_tokenizer.fewest_tokens(text)
+    assert fewest <= len(qwen2_tokenizer.encode(text))
+    assert (fewest > 0) == (text != "")
+
+
+def test_composing_shortens_no_text_by_more_than_the_bound_allows():
+    # One character's longest spelling: every code point of its decomposition replaced by the longest equivalent one.
+    longest: dict[str, int] = {}
+    for code in set(range(sys.maxunicode + 1)) - set(range(0xD800, 0xE000)):
+        composed = unicodedata.normalize("NFC", chr(code))
+        longest[composed] = max(longest.get(composed, 0), len(chr(code).encode()))
+    for composed, its_own in longest.items():
+        spelled = sum(longest.get(part, len(part.encode())) for part in unicodedata.normalize("NFD", composed))
+        assert max(spelled, its_own) <= 4 * len(composed.encode()), composed
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Removed", "invert": False}},
+        {"truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}},
+    ],
+    ids=lambda part: next(iter(part)),
+)
+def test_a_tokenizer_that_loses_text_has_no_lower_bound(part, tmp_path):
+    build_random_checkpoint(tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | part))
+    assert load_tokenizer(tmp_path / "model").fewest_tokens("a" * 1000) == 0
 
 
 def test_known_ids(byte_tokenizer):

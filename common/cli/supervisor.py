@@ -85,6 +85,7 @@ class ManagedProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._port = spec.port
+        self._patience_s = 0.0
         self._address = ""
 
     @property
@@ -100,7 +101,11 @@ class ManagedProcess:
         return self._address
 
     async def start(self, *, timeout_s: float) -> None:
-        """Start the process and wait until it serves. Raises `ServiceFailed` when it ends or takes too long."""
+        """Start the process and wait until it serves. Raises `ServiceFailed` when it ends or takes too long.
+
+        Later lives have `timeout_s` too: one that takes longer is killed, and the next follows.
+        """
+        self._patience_s = timeout_s
         await self._spawn()
         try:
             async with asyncio.timeout(timeout_s):
@@ -147,10 +152,16 @@ class ManagedProcess:
             return
         await self._spawn()
         self.restarts += 1
+        # A life that ends before it serves is seen by `supervise` all the same.
         with contextlib.suppress(ServiceFailed):
-            # A life that ends before it serves is seen by `supervise` all the same.
-            await self._await_ready()
-            self._say(f"{self.spec.name} is back (pid {self.pid}, {self.address})")
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._await_ready()
+            except TimeoutError:
+                self._say(f"{self.spec.name} did not serve within {self._patience_s:.0f} s; killing it")
+                self._signal(signal.SIGKILL)
+            else:
+                self._say(f"{self.spec.name} is back (pid {self.pid}, {self.address})")
 
     async def _spawn(self) -> None:
         self._ready_path.unlink(missing_ok=True)

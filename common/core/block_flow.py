@@ -22,7 +22,7 @@ from common.core.effects import (
 from common.core.fleet import Fleet
 from common.core.ids import CallId, Role, ServingMode, WorkerId, WorkerLife
 from common.core.reasons import message_for
-from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState
+from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState, told
 from common.core.request_book import RequestBook
 from common.core.scheduler_config import SchedulerConfig
 from common.core.threshold_tuner import ThresholdTuner
@@ -196,7 +196,7 @@ class BlockFlow:
     def commit(self, request: Request, completion: BlockCompletion) -> None:
         """The block's last call has ended with this completion: on to the next block, or done."""
         if not request.is_complete(completion):
-            self.fail(request, Reason.INTERNAL)
+            self.fail(request, Reason.INTERNAL, why=f"a block ended with tokens missing or too many: {completion}")
             return
         request.move(BlockState.COMMITTED, self.now)
         placement = request.cost.placement(
@@ -210,18 +210,19 @@ class BlockFlow:
         request.start_next_block(self.now)
         self.await_prefill(request)
 
-    def fail(self, request: Request, reason: Reason, *, message: str = "", field: str = "") -> None:
-        """End the request badly, wherever it is; all it holds is freed."""
-        self.end_early(request, RequestState.FAILED, reason, message=message, field=field)
+    def fail(self, request: Request, reason: Reason, *, message: str = "", field: str = "", why: str = "") -> None:
+        """End the request badly, wherever it is; all it holds is freed. `why` is told to the log only."""
+        self.end_early(request, RequestState.FAILED, reason, message=message, field=field, why=why)
 
     def end_early(
-        self, request: Request, end: RequestState, reason: Reason, *, message: str = "", field: str = ""
+        self, request: Request, end: RequestState, reason: Reason, *, message: str = "", field: str = "", why: str = ""
     ) -> None:
         """End the request before its time: FAILED or CANCELLED."""
+        story = f"{why} ({request.block_attempt}; story: {told(request.story)})"
         self._give_up(request)
         self._close(request, end)
         text = message or message_for(reason)
-        self.emit(FailRequest(request_id=request.id, reason=reason, message=text, field=field))
+        self.emit(FailRequest(request_id=request.id, reason=reason, message=text, field=field, story=story))
 
     def lose(self, life: WorkerLife) -> None:
         """That life is over: its calls and the K/V it kept are gone. Knowing so twice changes nothing."""

@@ -91,6 +91,9 @@ DEFAULT_TENANT_QUANTUM_TOKENS = 4096
 DEFAULT_MAX_QUEUE_WAIT_S = 30.0
 """A block that has waited this long goes before everything younger of its tenant, whatever priority or order say."""
 
+DEFAULT_STUCK_FORWARD_S = 60.0
+"""A forward that runs this long is taken for hung, and its worker ends itself; a GPU's longest take a few seconds."""
+
 DEFAULT_TARGET_DECODE_GAP_S = 0.1
 """Time between two steps of a decode that an adaptive token budget aims at while prefills wait."""
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from common.core.ids import BlockAttempt, CallId, RequestId, WorkerLife
@@ -100,12 +101,16 @@ class FinishRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailRequest:
-    """The request ended badly, or was cancelled. `field` names the offending input for InvalidRequest reasons."""
+    """The request ended badly, or was cancelled. `field` names the offending input for InvalidRequest reasons.
+
+    `story` is for the log, never for the client: what went wrong inside, and the request's latest moves.
+    """
 
     request_id: RequestId
     reason: Reason
     message: str
     field: str = ""
+    story: str = dataclasses.field(default="", compare=False)
 
 
 SchedulerEffect = (

@@ -105,7 +105,9 @@ def _other_pair(flow: BlockFlow, failure: Failure) -> None:
 
 
 def _fail(flow: BlockFlow, failure: Failure) -> None:
-    flow.fail(failure.request, client_reason(failure.reason), message=message_for(failure.reason))
+    call, reason = failure.call, failure.reason
+    why = f"{call.target.worker_id} ended a {call.kind.value} call with {reason.value}"
+    flow.fail(failure.request, client_reason(reason), message=message_for(reason), why=why)
 
 
 _RULES: Mapping[Reason, Callable[[BlockFlow, Failure], None]] = MappingProxyType(

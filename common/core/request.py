@@ -64,12 +64,16 @@ LAWFUL_MOVES: dict[State, frozenset[State]] = {
 Story = tuple[tuple[float, State, State], ...]
 
 
+def told(story: Story) -> str:
+    """A story in one line."""
+    return "; ".join(f"{at_s:.6f} {a.value} -> {b.value}" for at_s, a, b in story) or "none"
+
+
 class InvalidTransition(AssertionError):
     """A move that the table does not allow: a bug in the core. Carries the request's latest moves."""
 
     def __init__(self, request_id: RequestId, origin: State, target: State, story: Story) -> None:
-        told = "; ".join(f"{at_s:.6f} {a.value} -> {b.value}" for at_s, a, b in story)
-        super().__init__(f"{request_id}: {origin.value} -> {target.value} is not allowed (story: {told or 'none'})")
+        super().__init__(f"{request_id}: {origin.value} -> {target.value} is not allowed (story: {told(story)})")
         self.request_id = request_id
         self.origin = origin
         self.target = target
@@ -94,6 +98,12 @@ class Call:
     target: WorkerLife
     kind: CallKind
     placed_s: float
+
+
+def unlawful(call: Call, delta: StepDelta | None) -> str:
+    """What to log of an answer that the call's worker could not rightly give; positions, never tokens."""
+    said = "the block's end" if delta is None else f"step {delta.step} at positions {delta.positions}"
+    return f"{call.target.worker_id} answered a {call.kind.value} call with {said}, which is against the rules"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from common.core.options import Dispatch
 from common.core.params import CacheMode
 from common.core.placement import BlockNeed
 from common.core.recovery import Failure, recover
-from common.core.request import BlockState, Call, CallKind, Request, RequestState
+from common.core.request import BlockState, Call, CallKind, Request, RequestState, unlawful
 from common.core.roster import NOBODY
 from common.core.scheduler_config import SchedulerConfig
 from common.core.submission import check_fits, check_length, check_room, check_spec, duplicate_id
@@ -214,7 +214,7 @@ class SchedulerCore:
         account.trust()
         request.cost.prefill_s = flow.now - call.placed_s
         if not self._is_lawful_prefill(event, call, request):
-            flow.fail(request, Reason.INTERNAL)
+            flow.fail(request, Reason.INTERNAL, why=unlawful(call, event.first))
             return
         flow.reveal(request, event.first)
         if event.completion is None:
@@ -248,7 +248,7 @@ class SchedulerCore:
             return
         call, request, account = found
         if call.kind is CallKind.PREFILL or not request.is_well_formed(event.step):
-            flow.fail(request, Reason.INTERNAL)
+            flow.fail(request, Reason.INTERNAL, why=unlawful(call, event.step))
             return
         account.trust()
         if account.prefill_done(call.call_id):
@@ -263,9 +263,9 @@ class SchedulerCore:
         found = flow.live(event.call_id)
         if found is None:
             return
-        _, request, _ = found
+        call, request, _ = found
         if request.block_state is not BlockState.DECODING:
-            flow.fail(request, Reason.INTERNAL)
+            flow.fail(request, Reason.INTERNAL, why=unlawful(call, None))
             return
         flow.end_call(request, cancel=False)
         flow.commit(request, event.completion)

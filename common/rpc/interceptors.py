@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.trace import SpanKind
 
 from common.errors import InvalidRequest, Reason, WireError
-from common.rpc.status import INTERNAL_TEXT, abort
+from common.rpc.status import abort, internal_error
 from common.telemetry import current_trace_id, remote_context, tracer
 
 _log = logging.getLogger(__name__)
@@ -157,4 +157,4 @@ def _hidden(error: Exception, method: str) -> WireError:
     """Log a bug with its traceback, and return what the client may know of it."""
     trace_id = current_trace_id()
     _log.error("%s failed (trace %s)", method, trace_id, exc_info=error)
-    return WireError(Reason.INTERNAL, f"{INTERNAL_TEXT} (trace {trace_id})", metadata={"trace_id": trace_id})
+    return internal_error(trace_id)

@@ -103,6 +103,11 @@ def wire_error(rpc_error: grpc.aio.AioRpcError) -> WireError:
     return error
 
 
+def internal_error(trace_id: str) -> WireError:
+    """All that a client may know of a bug: where the log has more of it."""
+    return WireError(Reason.INTERNAL, f"{INTERNAL_TEXT} (trace {trace_id})", metadata={"trace_id": trace_id})
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: WireError) -> NoReturn:
     """End the call of `context` with `error`; never returns."""
     status = rpc_status.to_status(to_rich_status(error))

@@ -28,7 +28,8 @@ from common.transport.factory import make_transport
 from common.worker.advertise import advertised_host
 from common.worker.calls import CallTable
 from common.worker.core_loop import CoreLoop
-from common.worker.forward_thread import ForwardJob, ForwardThread
+from common.worker.forward_thread import JOIN_TIMEOUT_S, ForwardJob, ForwardThread
+from common.worker.forward_watch import ForwardStuck, watch_forwards
 from common.worker.kv_serving import KvServing
 from common.worker.kv_staging import KvStaging
 from common.worker.performer import Performer
@@ -113,7 +114,8 @@ class WorkerApp:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set (the scheduler's drain order sets it too), then drain and close.
 
-        Raises ConfigError when a port cannot be had; an ExceptionGroup holds whatever bug ended the worker.
+        Raises ConfigError when a port cannot be had; an ExceptionGroup holds whatever bug ended the worker, or the
+        `ForwardStuck` of a forward that would not end.
         """
         self._stop = stop
         try:
@@ -126,7 +128,8 @@ class WorkerApp:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._forward.start()
-            parts = (self._raise_bug(), self._link.run(), self._registry.run())
+            watch = watch_forwards(self._forward, limit_s=self._config.stuck_forward_s, on_stuck=self._on_bug)
+            parts = (self._raise_bug(), self._link.run(), self._registry.run(), watch)
             background = [tasks.create_task(part) for part in parts]
             try:
                 await self._stop.wait()
@@ -193,9 +196,13 @@ class WorkerApp:
         self._calls.fail_all(Reason.WORKER_DRAINING, f"{self._life.worker_id} ends")
         self._core_loop.feed(LifeEnded())
         await self._rpc.stop(STOP_GRACE_S)
-        await self._forward.close()
-        self._core_loop.stop()
-        await self._transport.aclose()
+        # A forward that is known to hang is not waited for again.
+        hangs = isinstance(self._bug, ForwardStuck)
+        try:
+            await self._forward.close(timeout_s=0.0 if hangs else JOIN_TIMEOUT_S)
+        finally:
+            self._core_loop.stop()
+            await self._transport.aclose()
 
     async def _raise_bug(self) -> None:
         await self._bug_found.wait()
@@ -203,9 +210,9 @@ class WorkerApp:
         raise self._bug
 
     def _on_bug(self, bug: BaseException) -> None:
-        """A forward or the core has failed: this process ends, and its callers try elsewhere."""
+        """A forward or the core has failed, or hangs: this process ends, and its callers try elsewhere."""
         if self._bug is None:
-            log.critical("%s ends by a bug", self._life.worker_id, exc_info=bug)
+            log.critical("%s ends: %s", self._life.worker_id, bug, exc_info=bug)
             self._bug = bug
             self._core_loop.stop()
             self._calls.fail_all(Reason.PEER_LOST, f"{self._life.worker_id} has failed")

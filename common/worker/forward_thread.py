@@ -18,6 +18,7 @@ from common.core.params import CacheMode, SamplingParams
 from common.core.worker_effects import CloseBlock, OpenBlock, RunIteration
 from common.core.worker_events import IterationCompleted
 from common.engine.engine import BlockState, StepResult
+from common.worker.forward_watch import ForwardStuck
 from common.worker.kv_staging import Fence
 
 JOIN_TIMEOUT_S = 30.0
@@ -83,7 +84,13 @@ class ForwardThread:
         self._jobs: queue.Queue[ForwardJob | None] = queue.Queue(maxsize=2)
         self._states: dict[BlockAttempt, BlockState] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._running_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
+
+    @property
+    def running_since_s(self) -> float | None:
+        """When the running forward began, on `time.monotonic`; None while none runs. Any thread may ask."""
+        return self._running_since_s
 
     def start(self) -> None:
         """Start the thread; outcomes go to the running loop."""
@@ -94,12 +101,14 @@ class ForwardThread:
         """Queue a job; never blocks. A full queue is a bug: the core keeps one iteration in flight."""
         self._jobs.put_nowait(job)
 
-    async def close(self) -> None:
-        """Finish the job in hand and join the thread (bounded by `JOIN_TIMEOUT_S`)."""
+    async def close(self, *, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Finish the job in hand and join the thread. Raises `ForwardStuck` when that takes longer than `timeout_s`."""
         if self._loop is None:
             return
         self._jobs.put_nowait(None)
-        await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT_S)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        if self._thread.is_alive():
+            raise ForwardStuck(f"a forward did not end within {timeout_s:g} s of the worker's own end")
 
     def _run(self) -> None:
         try:
@@ -118,13 +127,14 @@ class ForwardThread:
             assert self._loop.is_closed()
 
     def _execute(self, job: ForwardJob) -> IterationCompleted:
-        started = time.monotonic()
+        started = self._running_since_s = time.monotonic()
         for change in job.changes:
             self._apply(change)
         attempts = job.run.decodes + job.run.prefills
         states = [self._states[attempt] for attempt in attempts]
         results = self._engine.step(states, on_layer=self._layer_hook(job.run))
         assert len(results) == len(attempts), "the engine answers every item"
+        self._running_since_s = None
         return IterationCompleted(
             iteration=job.run.iteration,
             deltas=tuple((attempt, result.delta) for attempt, result in zip(attempts, results, strict=True)),

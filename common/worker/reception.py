@@ -45,18 +45,21 @@ class Reception:
 
     @contextmanager
     def accept(self, event: PrefillRequested | DecodeRequested, *, target_incarnation: int) -> Iterator[CallOutbox]:
-        """Start the work of one call; leaving the block by an exception cancels it.
+        """Start the work of one call; leaving the block by an exception cancels it, if the core had taken it.
 
         Raises `WireError` when the call is for another life, the worker drains, or the work cannot run here.
         """
         self._check(event, target_incarnation)
         with self._calls.open(event.work) as outbox:
             self._core.request(event)
+            # Ended already: refused. What is here for that attempt then belongs to an earlier call.
+            taken = not outbox.ended
             try:
                 yield outbox
             except BaseException:
                 # The answer did not get out, whatever became of the work: nobody will come for its K/V.
-                self._core.feed(WorkCancelled(attempt=event.work.attempt))
+                if taken:
+                    self._core.feed(WorkCancelled(attempt=event.work.attempt))
                 raise
 
     def _check(self, event: PrefillRequested | DecodeRequested, target_incarnation: int) -> None:

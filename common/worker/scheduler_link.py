@@ -111,11 +111,14 @@ class SchedulerLink:
                 await asyncio.wait_for(self._drain_said.wait(), ANNOUNCE_TIMEOUT_S)
 
     async def run(self) -> None:
-        """Keep the tie up for ever; ends only by cancellation. Whatever the scheduler does, this goes on."""
+        """Keep the tie up, whatever the scheduler does; ends by cancellation, or with the tie once this worker drains.
+
+        A draining worker never registers again: a scheduler that does not know it yet would give it work.
+        """
         backoff = Backoff()
         async with open_channel(self._address) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            while True:
+            while not self._draining:
                 refusal = await self._register(stub)
                 if refusal is None:
                     refusal = await self._heartbeat_steadily(stub, backoff)
@@ -135,10 +138,11 @@ class SchedulerLink:
         return None
 
     def _on_end(self, refusal: WireError | None) -> None:
+        next_step = "draining without it" if self._draining else "registering again"
         if refusal is None:
-            log.warning("scheduler %s ended the heartbeat; registering again", self._address)
+            log.warning("scheduler %s ended the heartbeat; %s", self._address, next_step)
             return
-        log.warning("scheduler %s: %s (%s); registering again", self._address, refusal, refusal.reason.value)
+        log.warning("scheduler %s: %s (%s); %s", self._address, refusal, refusal.reason.value, next_step)
         if refusal.reason is Reason.STALE_INCARNATION:
             self._kv_ended.clear()
             self._orders.on_life_ended(_least_incarnation(refusal))

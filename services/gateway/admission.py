@@ -14,6 +14,18 @@ _MAX_RETRY_S = 30.0
 _RATE_HALF_LIFE_S = 10.0
 
 
+class Place:
+    """What one live request holds."""
+
+    def __init__(self, admission: Admission, request_id: str) -> None:
+        self._admission = admission
+        self._request_id = request_id
+
+    def resize(self, canvas_tokens: int) -> None:
+        """The canvas is that long, as is known now. Raises `WireError` QUEUE_FULL when so much does not fit."""
+        self._admission.resize(self._request_id, canvas_tokens)
+
+
 class Admission:
     """Live requests and their canvas tokens against two limits. A request larger than the token limit runs alone.
 
@@ -42,8 +54,8 @@ class Admission:
         return self._tokens
 
     @contextmanager
-    def admit(self, request_id: str, canvas_tokens: int) -> Iterator[None]:
-        """Hold a place while the request lives.
+    def admit(self, request_id: str, canvas_tokens: int) -> Iterator[Place]:
+        """Hold a place while the request lives; `canvas_tokens` may be a lower bound, until `Place.resize`.
 
         Raises `WireError` DUPLICATE_REQUEST_ID when a live request has that id, QUEUE_FULL (with `retry_after_s`) when
         it does not fit.
@@ -60,9 +72,18 @@ class Admission:
         self._live[request_id] = canvas_tokens
         self._tokens += canvas_tokens
         try:
-            yield
+            yield Place(self, request_id)
         finally:
             self._release(request_id)
+
+    def resize(self, request_id: str, canvas_tokens: int) -> None:
+        """See `Place.resize`."""
+        grown = canvas_tokens - self._live[request_id]
+        shortage = self._tokens + grown - self._max_tokens
+        if grown > 0 and shortage > 0 and len(self._live) > 1:
+            raise self._queue_full(shortage)
+        self._live[request_id] = canvas_tokens
+        self._tokens += grown
 
     def _shortage(self, canvas_tokens: int) -> int:
         """Canvas tokens that must be given back before this one fits; 0 when it fits."""

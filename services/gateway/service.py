@@ -17,6 +17,7 @@ from services.gateway.admission import Admission
 from services.gateway.resume import ResumePolicy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer import InferenceServicer
+from services.gateway.text_work import TextWork
 
 SERVICE_NAME = "sangam.v1.InferenceService"
 STOP_GRACE_S = 30.0
@@ -39,9 +40,10 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         admission = Admission(
             max_requests=config.max_inflight_requests, max_tokens=config.max_inflight_tokens, clock=clock
         )
+        work = TextWork(text)
         servicer = InferenceServicer(
             model=model,
-            text=text,
+            text=work,
             scheduler=SchedulerClient(channel),
             admission=admission,
             clock=clock,
@@ -57,3 +59,4 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         await stop.wait()
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
         await server.stop(STOP_GRACE_S)
+        work.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -16,20 +15,16 @@ from common.errors import InvalidRequest
 from common.generation_input import GenerationInput
 from common.model_config import ModelConfig
 from common.rpc.deadline import child_timeout_s
-from common.text_codec import TextCodec
 from sangam.v1 import inference_pb2, inference_pb2_grpc
 from services.gateway.admission import Admission
 from services.gateway.progress import RequestProgress
 from services.gateway.resume import Deadline, ResumePolicy, ResumingSchedule, Scheduler
 from services.gateway.stream import ResponseStream
+from services.gateway.text_work import TextWork
 from services.gateway.validation import check_vocabulary, input_of, request_id_of, tenant_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Responses = AsyncGenerator[inference_pb2.GenerateResponse, None]
-
-# Below this many characters a tokenizer call is shorter than the hop to a thread.
-_INLINE_CHARACTERS = 2048
-_INLINE_TOKENS = 512
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -39,7 +34,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self,
         *,
         model: ModelConfig,
-        text: TextCodec,
+        text: TextWork,
         scheduler: Scheduler,
         admission: Admission,
         clock: Clock,
@@ -57,8 +52,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Responses:
         """Stream one request's text as it commits. Refusals come before any compute; see `services.gateway.resume`."""
         deadline = self._deadline_of(context)
-        spec = await self._spec_of(request)
-        with self._admission.admit(spec.request_id, spec.canvas_tokens):
+        request_id, tenant, wanted = request_id_of(request), tenant_of(request), input_of(request)
+        # A place first: what waits to be tokenized counts, and what can be known not to fit never gets that far.
+        fewest_tokens = self._fewest_tokens(wanted)
+        wanted.check_length(fewest_tokens, self._model)
+        with self._admission.admit(request_id, wanted.canvas_tokens(fewest_tokens)) as place:
+            spec = await self._spec_of(wanted, request_id=request_id, tenant=tenant, priority=request.priority)
+            place.resize(spec.canvas_tokens)
             progress = RequestProgress(spec=spec, eos_token_id=self._model.eos_token_id, text=self._text.stream())
             schedule = ResumingSchedule(
                 scheduler=self._scheduler,
@@ -94,11 +94,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Text to token ids, or token ids to text; the answer holds both forms. Raises `InvalidRequest`."""
         match request.WhichOneof("input"):
             case "text":
-                return inference_pb2.TokenizeResponse(token_ids=await self._encode(request.text), text=request.text)
+                return inference_pb2.TokenizeResponse(
+                    token_ids=await self._text.encode(request.text), text=request.text
+                )
             case "token_ids":
                 token_ids = list(request.token_ids.ids)
                 check_vocabulary(token_ids, self._model)
-                return inference_pb2.TokenizeResponse(token_ids=token_ids, text=await self._decode(token_ids))
+                return inference_pb2.TokenizeResponse(token_ids=token_ids, text=await self._text.decode(token_ids))
             case _:
                 raise InvalidRequest("input", "is missing: give text or token ids")
 
@@ -108,26 +110,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             remaining_s = self._default_deadline_s
         return Deadline(clock=self._clock, remaining_s=remaining_s)
 
-    async def _spec_of(self, request: inference_pb2.GenerateRequest) -> RequestSpec:
-        request_id, tenant = request_id_of(request), tenant_of(request)
-        wanted = input_of(request)
+    def _fewest_tokens(self, wanted: GenerationInput) -> int:
+        """Length of the prompt, as far as that is known without tokenizing."""
+        return len(wanted.token_ids or ()) if wanted.text is None else self._text.fewest_tokens(wanted.text)
+
+    async def _spec_of(self, wanted: GenerationInput, *, request_id: str, tenant: str, priority: int) -> RequestSpec:
         return wanted.to_spec(
             request_id=request_id,
             prompt_token_ids=await self._prompt_of(wanted),
             model=self._model,
             tenant=tenant,
-            priority=request.priority,
+            priority=priority,
         )
 
     async def _prompt_of(self, wanted: GenerationInput) -> list[int]:
-        return await self._encode(wanted.text) if wanted.text is not None else list(wanted.token_ids or ())
-
-    async def _encode(self, text: str) -> list[int]:
-        if len(text) <= _INLINE_CHARACTERS:
-            return self._text.encode(text)
-        return await asyncio.to_thread(self._text.encode, text)
-
-    async def _decode(self, token_ids: list[int]) -> str:
-        if len(token_ids) <= _INLINE_TOKENS:
-            return self._text.decode(token_ids)
-        return await asyncio.to_thread(self._text.decode, token_ids)
+        return await self._text.encode(wanted.text) if wanted.text is not None else list(wanted.token_ids or ())

@@ -10,6 +10,7 @@ from common.core.effects import FailRequest, FinishRequest, PublishBlock, Publis
 from common.core.ids import RequestId
 from common.errors import WireError
 from common.rpc.status import wire_error_for
+from common.telemetry import current_trace_id
 
 Shown = PublishStep | PublishBlock | FinishRequest
 Published = Shown | FailRequest
@@ -19,12 +20,14 @@ class RequestOutbox:
     """A queue from the core to one client. Deltas never repeat, so a canvas bounds its length; no back-pressure.
 
     One reader takes batches: all that came while it was busy. The last item it gets is FinishRequest, or the iteration
-    raises WireError. `context` is the caller's: calls made for the request run in it and so belong to its trace.
+    raises WireError. `context` is the caller's: calls made for the request run in it and so belong to its trace
+    `trace_id`.
     """
 
     def __init__(self, request_id: RequestId) -> None:
         self.request_id = request_id
         self.context = contextvars.copy_context()
+        self.trace_id = current_trace_id()
         self._items: asyncio.Queue[Published | WireError] = asyncio.Queue()
 
     def put(self, item: Published) -> None:
@@ -32,7 +35,7 @@ class RequestOutbox:
         self._items.put_nowait(item)
 
     def fail(self, error: WireError) -> None:
-        """End the stream with an error that is not the core's (the scheduler itself is stopping)."""
+        """End the stream with an error that is not the core's in so many words."""
         self._items.put_nowait(error)
 
     async def batches(self) -> AsyncIterator[list[Shown]]:

@@ -42,6 +42,8 @@ from common.core.ids import CallId, RequestId, WorkerLife
 from common.core.scheduler import SchedulerCore
 from common.core.work import RequestSpec
 from common.errors import Reason, WireError
+from common.rpc.status import internal_error
+from common.telemetry import current_trace_id
 from services.scheduler.fencing import RegistryFencer
 from services.scheduler.liveness import Liveness, stale
 from services.scheduler.outbox import RequestOutbox
@@ -261,7 +263,12 @@ class SchedulerShell:
 
     def _publish_last(self, effect: FinishRequest | FailRequest) -> None:
         outbox = self._outboxes.pop(effect.request_id, None)
-        if outbox is not None:
+        if isinstance(effect, FailRequest) and effect.reason is Reason.INTERNAL:
+            trace_id = current_trace_id() if outbox is None else outbox.trace_id
+            log.error("request %s failed (trace %s): %s", effect.request_id, trace_id, effect.story)
+            if outbox is not None:
+                outbox.fail(internal_error(trace_id))
+        elif outbox is not None:
             outbox.put(effect)
 
     async def _watch(self) -> None:

@@ -61,6 +61,21 @@ async def test_service_that_ends_in_order_is_restarted_unless_it_may_end(tmp_pat
         assert process.restarts == (0 if may_end else 1)
 
 
+async def test_a_later_life_that_hangs_before_it_serves_is_killed_and_followed_by_another(tmp_path: Path) -> None:
+    lines: list[str] = []
+    spec = ProcessSpec(name="sleeper", module="tests.cli.hanging_service", arguments=(str(tmp_path),), may_end=False)
+    process = ManagedProcess(spec, run_dir=tmp_path, say=lines.append)
+    await process.start(timeout_s=8)
+    supervising = asyncio.create_task(process.supervise())
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await until_said(lines, "sleeper did not serve within 8 s; killing it")
+    await until_said(lines, "sleeper is back")
+    assert process.restarts == 2
+    await process.stop(grace_s=10)
+    await supervising
+
+
 async def test_service_that_does_not_start_is_shown_with_its_last_words(tmp_path: Path) -> None:
     process = kv_store(tmp_path, lambda line: None, "--log-level", "loud")
     with pytest.raises(ServiceFailed) as caught:

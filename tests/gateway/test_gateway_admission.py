@@ -74,6 +74,22 @@ def test_what_is_admitted_stays_under_the_limits_and_comes_back(sizes, data):
     assert (admission.inflight_tokens, admission.inflight_requests) == (0, 0)
 
 
+def test_a_place_that_turns_out_larger_must_fit_beside_others():
+    admission = Admission(max_requests=5, max_tokens=60, clock=ManualClock())
+    with admission.admit("small", 10), admission.admit("unknown", 20) as place:
+        place.resize(50)
+        assert admission.inflight_tokens == 60
+        with pytest.raises(WireError) as caught:
+            place.resize(51)
+        assert caught.value.reason is Reason.QUEUE_FULL
+        place.resize(5)
+        assert admission.inflight_tokens == 15
+    with admission.admit("alone", 10) as place:
+        place.resize(1000)
+        assert admission.inflight_tokens == 1000
+    assert (admission.inflight_tokens, admission.inflight_requests) == (0, 0)
+
+
 def test_the_faster_places_come_back_the_sooner_one_may_return():
     def retry_after_s(seconds_between_releases: float) -> float:
         clock = ManualClock()

@@ -43,7 +43,10 @@ def token_at(position: int) -> int:
 
 
 class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.DecodeServiceServicer):
-    """Prefill reveals the block's first token, Decode the rest; `gate` holds every call back until it is set."""
+    """Prefill reveals the block's first token, Decode the rest; `gate` holds every call back until it is set.
+
+    `lies`: what it reveals belongs to the block after the one it was asked for.
+    """
 
     def __init__(self, worker_id: str, role: Role, *, incarnation: int = 1) -> None:
         self.role = role
@@ -61,6 +64,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.heartbeat_ended_with: grpc.StatusCode | None = None
         self.speaking = True
         self.gathers = False
+        self.lies = False
         self._address = ""
         self._stack = contextlib.AsyncExitStack()
         self._heartbeat: Any = None
@@ -170,7 +174,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         return work
 
     def _delta(self, work: BlockWork, step: int, start: int, end: int) -> StepDelta:
-        first = work.block_start_position
+        first = work.block_start_position + self.lies * work.block_length_tokens
         positions = tuple(range(first + start, min(first + end, work.max_tokens)))
         return StepDelta(
             step=step,

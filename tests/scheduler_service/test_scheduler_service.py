@@ -213,6 +213,24 @@ async def test_worker_that_gives_no_status_of_ours_costs_an_attempt_not_the_requ
     assert placements[0].attempts == 2
 
 
+@pytest.mark.parametrize("role", list(Role))
+async def test_an_unlawful_answer_fails_the_request_with_a_trace_id_that_the_log_tells_more_of(
+    role: Role, start_scheduler: StartScheduler, add_worker: AddWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = await start_scheduler(ServingMode.DISAGGREGATED)
+    workers = {worker.role: worker for worker in [await add_worker(scheduler, each.value, each) for each in Role]}
+    workers[role].lies = True
+    error = await failure_of(
+        scheduler.stub.Schedule(make_request("wronged"), metadata=(("traceparent", trace_parent(7)),))
+    )
+    trace_id = trace_parent(7).split("-")[1]
+    assert (error.reason, error.metadata["trace_id"]) == (Reason.INTERNAL, trace_id)
+    assert error.message == f"internal error (trace {trace_id})"
+    (line,) = [record.getMessage() for record in caplog.records if trace_id in record.getMessage()]
+    assert "wronged" in line and f"{role.value} answered" in line and "waiting_prefill -> prefilling" in line
+    await scheduler.until_idle()
+
+
 async def test_lost_decode_worker_costs_an_attempt_not_the_request(
     start_scheduler: StartScheduler, add_worker: AddWorker
 ) -> None:

@@ -46,6 +46,11 @@ class HeldEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
+    @property
+    def is_released(self) -> bool:
+        """Whether forwards may end."""
+        return self._gate.is_set()
+
     def hold(self) -> None:
         """Let the next forward begin, and not end before `release`."""
         self.entered.clear()

@@ -62,6 +62,30 @@ async def test_a_scheduler_restart_costs_the_worker_nothing() -> None:
             await new.stop()
 
 
+async def test_a_draining_worker_does_not_offer_itself_to_a_restarted_scheduler() -> None:
+    async with workers(Role.DECODE) as (decode,):
+        old = scheduler_of(decode)
+        decode.engine.hold()
+        call = decode.request_decode(block_work(SPEC), LocalPrefill())
+        await decode.engine.until_held()
+        decode.stop.set()
+        await old.scheduler.until(lambda: old.scheduler.heartbeats[-1].draining)
+        await old.stop()
+        new = SchedulerServer()
+        await new.start(int(old.address.rpartition(":")[2]))
+        try:
+            # Longer than a willing worker's first pauses: see the test of the restart above.
+            await asyncio.sleep(1.0)
+            decode.engine.release()
+            outcome = Outcome()
+            await read_decode(call, outcome)
+            assert len(outcome.token_ids) == 32, "what it had, it finished"
+            await decode.task
+            assert new.scheduler.registered == []
+        finally:
+            await new.stop()
+
+
 async def test_a_life_that_the_scheduler_ended_is_followed_by_a_newer_one() -> None:
     async with workers(Role.DECODE) as (decode,):
         scheduler, old = scheduler_of(decode).scheduler, decode.app.life

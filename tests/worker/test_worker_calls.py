@@ -18,6 +18,7 @@ from common.core.worker import WorkerCore
 from common.core.worker_events import IterationCompleted
 from common.errors import Reason
 from common.rpc.status import wire_error
+from common.worker.forward_watch import ForwardStuck
 from sangam.v1 import types_pb2
 from tests.engine.runs import request
 from tests.worker.harness import (
@@ -253,6 +254,32 @@ async def test_a_forward_that_raises_ends_the_worker_and_every_call_on_it() -> N
         with pytest.raises(ExceptionGroup) as caught:
             await asyncio.wait_for(decode.task, PATIENCE_S)
         assert caught.value.subgroup(ZeroDivisionError) is not None
+
+
+async def test_a_forward_that_hangs_ends_the_worker_and_every_call_on_it() -> None:
+    async with workers(Role.DECODE, may_fail=True, stuck_forward_s=0.1) as (decode,):
+        decode.engine.hold()
+        running = decode.request_decode(named("a"), LocalPrefill())
+        queued = decode.request_decode(named("b"), LocalPrefill())
+        for call in (running, queued):
+            assert (await refusal(call))[0] is Reason.PEER_LOST
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.wait_for(decode.task, PATIENCE_S)
+        assert caught.value.subgroup(ForwardStuck) is not None
+        assert not decode.engine.is_released, "the worker did not wait for the forward to end"
+
+
+@pytest.mark.parametrize("limit_s", [0.0, PATIENCE_S])
+async def test_a_forward_within_its_limit_is_left_alone(limit_s: float) -> None:
+    async with workers(Role.DECODE, stuck_forward_s=limit_s) as (decode,):
+        decode.engine.hold()
+        call = decode.request_decode(block_work(SPEC), LocalPrefill())
+        await decode.engine.until_held()
+        await asyncio.sleep(0.2)
+        decode.engine.release()
+        outcome = Outcome()
+        await read_decode(call, outcome)
+        assert len(outcome.token_ids) == 32
 
 
 async def test_a_bug_in_the_core_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

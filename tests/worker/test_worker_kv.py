@@ -60,11 +60,26 @@ async def test_the_prefill_side_is_free_once_the_decode_side_has_the_pages() -> 
         assert decode.app.view().idle
 
 
+async def test_a_refused_repetition_of_a_prefill_leaves_the_retained_kv_alone() -> None:
+    async with workers(Role.PREFILL, Role.DECODE) as (prefill, decode):
+        response = await prefill.request_prefill(WORK)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await prefill.request_prefill(WORK)
+        assert wire_error(caught.value).reason is Reason.STALE_ATTEMPT
+        assert prefill.app.view().retained == (WORK.attempt,)
+        outcome = Outcome()
+        await read_decode(decode.request_decode(WORK, source_after(WORK, response)), outcome)
+        assert len(outcome.tokens) == 28, "all but the four that the prefill's own step revealed"
+
+
 async def test_kv_that_was_given_up_cannot_be_had() -> None:
     async with workers(Role.PREFILL, Role.DECODE, kv_lease_s=0.05) as (prefill, decode):
         source = source_after(WORK, await prefill.request_prefill(WORK))
         await eventually(lambda: prefill.app.view().idle)
-        assert await reason_of(decode.request_decode(WORK, source)) is Reason.KV_NOT_FOUND
+        assert isinstance(source, RemoteKv)
+        # A reader gives up when the lease it was told of is over; this one has the patience to hear the answer.
+        patient = dataclasses.replace(source, handle=dataclasses.replace(source.handle, lease_s=PATIENCE_S))
+        assert await reason_of(decode.request_decode(WORK, patient)) is Reason.KV_NOT_FOUND
         assert decode.app.view().idle
 
 

@@ -10,12 +10,22 @@ import socket
 import sys
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.core.ids import Role
+from common.core.params import ConfidenceQuota
+from common.core.work import LocalPrefill
+from common.errors import Reason
 from common.rpc.channel import open_channel
+from common.rpc.convert import block_work_to_proto, kv_source_to_proto
+from common.rpc.status import wire_error
+from sangam.v1 import decode_pb2, decode_pb2_grpc
 from tests.engine.checkpoints import GOLDEN_DIR
+from tests.engine.runs import request
+from tests.worker.harness import Outcome, block_work, read_decode
 from tests.worker.scripted_scheduler import SchedulerServer
 from tests.worker.waiting import PATIENCE_S, eventually
 
@@ -24,10 +34,10 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-async def spawn(service: str, *flags: str) -> asyncio.subprocess.Process:
+async def spawn(service: str, *flags: str, import_first: Path = ROOT) -> asyncio.subprocess.Process:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SANGAM_")},
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}",
+        "PYTHONPATH": os.pathsep.join(str(path) for path in (import_first, ROOT, ROOT / "protos")),
         "OMP_NUM_THREADS": "1",
     }
     return await asyncio.create_subprocess_exec(
@@ -127,6 +137,53 @@ async def test_a_worker_waits_for_its_scheduler_and_ends_on_sigterm(role: Role, 
             process.kill()
             await process.wait()
         await scheduler.stop()
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_sigterm_while_the_model_loads_ends_the_worker_at_once(role: Role, tmp_path: Path) -> None:
+    # A torch whose import never ends: loading is under way for as long as the test likes.
+    (tmp_path / "torch.py").write_text("import sys, time\nprint('loading', file=sys.stderr)\ntime.sleep(3600)\n")
+    process = await spawn(
+        f"services.{role.value}_worker",
+        "--scheduler-address=127.0.0.1:1",
+        f"--model-dir={GOLDEN_DIR / 'llada-gqa'}",
+        f"--ready-file={tmp_path / 'ready'}",
+        import_first=tmp_path,
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.stderr.readline() == b"loading\n"
+    process.send_signal(signal.SIGTERM)
+    code, errors = await end_of(process)
+    assert code == 0
+    assert "Traceback" not in errors
+    assert not (tmp_path / "ready").exists(), "no port was opened"
+
+
+async def test_a_worker_whose_forward_hangs_ends_itself_with_an_error(tmp_path: Path) -> None:
+    process = await spawn(
+        "tests.worker.hanging_worker",
+        "--scheduler-address=127.0.0.1:1",
+        f"--model-dir={GOLDEN_DIR / 'llada-gqa'}",
+        f"--ready-file={tmp_path / 'ready'}",
+        "--stuck-forward-s=0.2",
+    )
+    await eventually((tmp_path / "ready").exists)
+    ready = json.loads((tmp_path / "ready").read_text())
+    request_to_it = decode_pb2.DecodeRequest(
+        work=block_work_to_proto(
+            block_work(request(strategy=ConfidenceQuota(4))), target_incarnation=ready["incarnation"]
+        )
+    )
+    kv_source_to_proto(LocalPrefill(), request_to_it)
+    async with open_channel(ready["address"]) as channel:
+        call = decode_pb2_grpc.DecodeServiceStub(channel).Decode(request_to_it)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_decode(call, Outcome())
+        assert wire_error(caught.value).reason is Reason.PEER_LOST
+    code, errors = await end_of(process)
+    assert code == 1
+    assert "a forward has run for more than 0.2 s" in errors
 
 
 async def test_a_worker_that_never_found_its_scheduler_ends_on_sigterm(tmp_path: Path) -> None:

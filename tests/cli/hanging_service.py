@@ -1,0 +1,28 @@
+"""A service whose second life hangs before it serves: `python -m tests.cli.hanging_service FOLDER [flags]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """Leave a mark in FOLDER for every life; serve nothing, but say so in the ready file, except in life two."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--port")
+    parser.add_argument("--ready-file", type=Path)
+    given = parser.parse_args()
+    (given.folder / f"life-{os.getpid()}").touch()
+    if len(list(given.folder.glob("life-*"))) != 2:
+        draft = given.folder / "draft"
+        draft.write_text(json.dumps({"address": "127.0.0.1:9", "pid": os.getpid()}))
+        draft.replace(given.ready_file)
+    time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()
