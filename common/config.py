@@ -132,7 +132,7 @@ class SchedulerServiceConfig(ServiceConfig):
         default=defaults.DEFAULT_TENANT_QUANTUM_TOKENS,
         metadata=about("canvas tokens a tenant of weight 1 may place per round of fair sharing", minimum=1),
     )
-    max_queue_wait: float = field(
+    max_queue_wait_s: float = field(
         default=defaults.DEFAULT_MAX_QUEUE_WAIT_S,
         metadata=about(
             "wait after which a block goes before all younger ones of its tenant, whatever the priority, in seconds",
@@ -190,7 +190,7 @@ class WorkerConfig(ServiceConfig):
             "tau: query tokens one iteration may spend; auto: as many as keep the target decode gap", minimum=1
         ),
     )
-    target_decode_gap: float = field(
+    target_decode_gap_s: float = field(
         default=defaults.DEFAULT_TARGET_DECODE_GAP_S,
         metadata=about(
             "token budget auto: mean time between two steps of a decode to aim at while prefills wait, in seconds",

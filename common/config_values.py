@@ -104,11 +104,12 @@ def _boolean(text: str, source: str) -> bool:
 
 
 def _check_address(text: str, source: str) -> None:
-    if not _is_address(text):
+    if not is_address(text):
         raise ConfigError(f"{source}: must be host:port, not {text!r}")
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether `text` is host:port, with a port that something can listen on."""
     host, separator, port = text.rpartition(":")
     return bool(separator and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536)
 
@@ -116,7 +117,7 @@ def _is_address(text: str) -> bool:
 def _check_registry(text: str, source: str) -> None:
     # The value is not repeated: a URL that somebody put a password into belongs in no log.
     found = _REDIS_URL.fullmatch(text)
-    if text != "memory" and not (found and _is_address(found["address"])):
+    if text != "memory" and not (found and is_address(found["address"])):
         raise ConfigError(f"{source}: must be memory or redis://host:port/db (db: a number, 0 if left out)")
 
 

@@ -62,11 +62,6 @@ def tracer(name: str) -> trace.Tracer:
     return trace.get_tracer(name)
 
 
-def meter(name: str) -> metrics.Meter:
-    """The meter of module `name`."""
-    return metrics.get_meter(name)
-
-
 def current_trace_id() -> str:
     """Trace id of the running span (32 hex digits); a fresh random one outside any span."""
     span_context = trace.get_current_span().get_span_context()

@@ -13,6 +13,7 @@ from common.cli.default_model import default_model_dir
 from common.cli.gateway_client import OnText, generate_at, request_of
 from common.cli.generation_output import GenerationOutput
 from common.cli.text_output import TextOutput
+from common.config_values import is_address
 from common.core.params import (
     DEFAULT_BLOCK_LENGTH_TOKENS,
     DEFAULT_CONFIDENCE_THRESHOLD,
@@ -187,7 +188,6 @@ def _address_argument(text: str) -> str:
 
 
 def _address(text: str) -> str:
-    host, separator, port = text.rpartition(":")
-    if not (separator and host and port.isdecimal() and 0 < int(port) < 65536):
+    if not is_address(text):
         raise ConfigError(f"the gateway's address must be host:port, not {text!r}")
     return text

@@ -12,9 +12,9 @@ from common.config_values import AUTO, TokensOrAuto, parse_value
 SCHEDULER_SETTINGS = (
     *("overflow", "prefill_policy", "decode_policy", "colocated_policy", "topology_alpha", "length_slack"),
     *("sticky_workers", "queue_order", "dispatch", "dispatch_ahead", "max_gen_len"),
-    *("tenant_weights", "tenant_quantum", "max_queue_wait"),
+    *("tenant_weights", "tenant_quantum", "max_queue_wait_s"),
 )
-WORKER_SETTINGS = ("target_decode_gap", "max_prefill_tokens_per_batch", "max_batch_size")
+WORKER_SETTINGS = ("target_decode_gap_s", "max_prefill_tokens_per_batch", "max_batch_size")
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.cli.default_model import cache_dir, make_cache_folder
+from common.config_values import is_address
 from common.errors import ConfigError, SangamError
 
 CLUSTER_FILE = "cluster.json"
@@ -71,8 +72,7 @@ def find_scheduler(address: str) -> str:
     Raises NoCluster when there is none, or no telling which; ConfigError when `address` is none.
     """
     if address:
-        host, _, port = address.rpartition(":")
-        if not (host and port.isdecimal() and 0 < int(port) < 65536):
+        if not is_address(address):
             raise ConfigError(f"--address: must be host:port, not {address!r}")
         return address
     found = [cluster for run_dir in sorted(runs_dir().glob("*")) if (cluster := read_cluster_file(run_dir))]

@@ -82,6 +82,8 @@ def facts(state: scheduler_pb2.GetClusterStateResponse) -> dict[str, Any]:
         "overload_threshold_tokens": state.overload_threshold_tokens,
         "overload_threshold_adapts": state.overload_threshold_adapts,
         "queued_blocks": state.queued_blocks,
+        "parked_blocks": state.parked_blocks,
+        "replay_divergences": state.replay_divergences,
         "waiting_decode_blocks": state.waiting_decode_blocks,
         "running_requests": state.running_requests,
         "ended_requests": state.ended_requests,
@@ -124,7 +126,7 @@ def render(state: scheduler_pb2.GetClusterStateResponse) -> str:
     queue = (
         f"{serving_mode_from_proto(state.mode).value} mode: {state.running_requests} requests running, "
         f"{state.queued_blocks} blocks queued for prefill, {state.waiting_decode_blocks} waiting for decode memory, "
-        f"{state.ended_requests} requests ended{_threshold(state)}"
+        f"{state.ended_requests} requests ended{_threshold(state)}{_troubles(state)}"
     )
     if not state.workers:
         return f"{queue}\n  no worker is registered"
@@ -148,6 +150,12 @@ def _threshold(state: scheduler_pb2.GetClusterStateResponse) -> str:
     if serving_mode_from_proto(state.mode) is not ServingMode.HYBRID:
         return ""
     return f"; overload threshold {state.overload_threshold_tokens}{' (auto)' * state.overload_threshold_adapts}"
+
+
+def _troubles(state: scheduler_pb2.GetClusterStateResponse) -> str:
+    """What should be 0, where it is not."""
+    parked = f"; {state.parked_blocks} of the queued blocks fit no live worker" * bool(state.parked_blocks)
+    return parked + f"; {state.replay_divergences} tokens differed when repeated" * bool(state.replay_divergences)
 
 
 def _budget(worker: dict[str, Any]) -> str:

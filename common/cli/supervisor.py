@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sangam
+from common.backoff import Backoff
 from common.errors import SangamError
 
 READY_POLL_S = 0.02
@@ -116,7 +117,7 @@ class ManagedProcess:
     async def supervise(self) -> None:
         """Restart the process whenever it ends unasked, with a growing back-off; return once it ended for good."""
         loop = asyncio.get_running_loop()
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(first_s=FIRST_BACKOFF_S, longest_s=MAX_BACKOFF_S, jitter=False)
         while True:
             born = loop.time()
             assert self._process is not None, "start comes before supervise"
@@ -127,10 +128,10 @@ class ManagedProcess:
                 self._say(f"{self.spec.name} has ended by itself (drained); it is not restarted")
                 return
             if loop.time() - born > STEADY_LIFE_S:
-                backoff_s = FIRST_BACKOFF_S
-            self._say(f"{self.spec.name} ended ({self._why(code)}); restarting it in {backoff_s:g} s")
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
+                backoff.reset()
+            pause_s = backoff.take()
+            self._say(f"{self.spec.name} ended ({self._why(code)}); restarting it in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
             await self._restart()
 
     async def stop(self, *, grace_s: float) -> int | None:

@@ -58,6 +58,7 @@ class Fleet:
 
     @threshold_tokens.setter
     def threshold_tokens(self, value: int) -> None:
+        """Put another θ in force: who counts as overloaded changes with it."""
         self._rosters_stale |= value != self._threshold_tokens
         self._threshold_tokens = value
 

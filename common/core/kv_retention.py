@@ -37,11 +37,6 @@ class KvRetention:
         """Attempts no longer on offer whose pages a send may still read."""
         return tuple(attempt for attempt, block in self._blocks.items() if block.withdrawn)
 
-    @property
-    def offered_blocks(self) -> int:
-        """How many attempts are on offer."""
-        return sum(not block.withdrawn for block in self._blocks.values())
-
     def __contains__(self, attempt: BlockAttempt) -> bool:
         return attempt in self._blocks
 
@@ -60,10 +55,6 @@ class KvRetention:
         block.withdrawn = True
         self._free_if_unused(attempt, block)
         return [ForgetKv(attempt=attempt)]
-
-    def withdraw_all(self) -> list[ForgetKv]:
-        """End every offer: this life is over."""
-        return [effect for attempt in self.offered for effect in self.withdraw(attempt)]
 
     def send_started(self, attempt: BlockAttempt) -> None:
         """A send reads the pages from now on; only what is on offer may be sent."""

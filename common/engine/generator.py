@@ -66,7 +66,7 @@ class LocalGenerator:
         if spec.max_tokens < 1:
             raise InvalidRequest("max_tokens", f"must be at least 1, not {spec.max_tokens}")
         if spec.block_length_tokens < 1:
-            raise InvalidRequest("block_length", f"must be at least 1, not {spec.block_length_tokens}")
+            raise InvalidRequest("block_length_tokens", f"must be at least 1, not {spec.block_length_tokens}")
         spec.sampling.validate()
         limit_tokens = min(config.max_canvas_tokens, pool.num_pages * pool.layout.page_size_tokens)
         if spec.canvas_tokens > limit_tokens:

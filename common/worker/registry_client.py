@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from common.backoff import Backoff
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.work import KvHandle
 from common.rpc.channel import open_channel
@@ -20,7 +21,6 @@ from common.rpc.convert import (
     kv_handle_to_proto,
     worker_life_to_proto,
 )
-from common.worker.backoff import Backoff
 from sangam.v1 import kv_registry_pb2 as pb
 from sangam.v1 import kv_registry_pb2_grpc
 
@@ -37,6 +37,10 @@ RECONCILE_INTERVAL_S = 10.0
 
 GATHER_S = 0.05
 """Time for facts to gather before an RPC: K/V fetched and freed within it is not worth one."""
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+"""Between two tries to reach the registry."""
 
 CALL_TIMEOUT_S = 2.0
 """Deadline of one registry RPC."""
@@ -96,7 +100,7 @@ class RegistryClient:
         """Send what is pending, for ever; ends only by cancellation. An outage of the registry only delays."""
         if not self._address:
             return
-        backoff = Backoff()
+        backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=True)
         self._put_off_reconciliation()
         async with open_channel(self._address) as channel:
             stub = kv_registry_pb2_grpc.KvRegistryServiceStub(channel)

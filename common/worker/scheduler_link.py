@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import grpc.aio
 
+from common.backoff import Backoff
 from common.core.cluster import WorkerSpec
 from common.core.defaults import DEFAULT_HEARTBEAT_KEEPALIVE_S, DEFAULT_REPORT_INTERVAL_S
 from common.core.ids import BlockAttempt, WorkerLife
@@ -25,7 +26,6 @@ from common.rpc.convert import (
     worker_spec_to_proto,
 )
 from common.rpc.status import wire_error
-from common.worker.backoff import Backoff
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     HeartbeatStream = grpc.aio.StreamStreamCall[scheduler_pb2.HeartbeatRequest, scheduler_pb2.HeartbeatResponse]
 
 log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+"""Between two tries to reach the scheduler."""
 
 REGISTER_TIMEOUT_S = 5.0
 """Deadline of one RegisterWorker call."""
@@ -115,7 +119,7 @@ class SchedulerLink:
 
         A draining worker never registers again: a scheduler that does not know it yet would give it work.
         """
-        backoff = Backoff()
+        backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=True)
         async with open_channel(self._address) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while not self._draining:

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.backoff import Backoff
 from common.clock import Clock
 from common.core.work import RequestSpec
 from common.errors import Reason, WireError
@@ -97,6 +98,7 @@ class ResumingSchedule:
         self._policy = policy
         self._clock = clock
         self._fruitless = 0
+        self._backoff = Backoff(first_s=policy.backoff_s, longest_s=policy.max_backoff_s, jitter=False)
 
     async def events(self) -> Events:
         """Every message of every call, in order; ends when the request is finished, or complete and the scheduler gone.
@@ -133,8 +135,9 @@ class ResumingSchedule:
         self._fruitless = 1 if brought_tokens else self._fruitless + 1
         if self._fruitless > self._policy.max_fruitless_calls:
             raise error
-        pause_s = min(self._policy.max_backoff_s, self._policy.backoff_s * 2 ** (self._fruitless - 1))
-        await self._clock.sleep(self._deadline.at_most(pause_s))
+        if brought_tokens:
+            self._backoff.reset()
+        await self._clock.sleep(self._deadline.at_most(self._backoff.take()))
         wait_s = self._deadline.at_most(self._policy.max_outage_s)
         if not await self._scheduler.wait_until_serving(timeout_s=wait_s):
             self._deadline.remaining_s()

@@ -6,30 +6,16 @@ import re
 import secrets
 from collections.abc import Sequence
 
-from common.core.params import (
-    DEFAULT_BLOCK_LENGTH_TOKENS,
-    DEFAULT_CONFIDENCE_THRESHOLD,
-    CacheMode,
-    ConfidenceDynamic,
-    ConfidenceQuota,
-    ConfidenceThreshold,
-    RandomReveal,
-    RevealStrategy,
-)
+from common.core.params import DEFAULT_BLOCK_LENGTH_TOKENS, CacheMode
 from common.errors import InvalidPrompt, InvalidRequest
 from common.generation_input import GenerationInput
 from common.model_config import ModelConfig
+from common.rpc.convert import cache_mode_from_proto, reveal_strategy_from_proto
 from sangam.v1 import inference_pb2, types_pb2
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _ID_BYTES = 16
 _MAX_TENANT_CHARACTERS = 128
-_CACHE_MODES = {
-    types_pb2.CACHE_MODE_UNSPECIFIED: CacheMode.DUAL,
-    types_pb2.CACHE_MODE_DUAL: CacheMode.DUAL,
-    types_pb2.CACHE_MODE_PREFIX: CacheMode.PREFIX,
-    types_pb2.CACHE_MODE_NONE: CacheMode.NONE,
-}
 
 
 def request_id_of(request: inference_pb2.GenerateRequest) -> str:
@@ -60,7 +46,7 @@ def input_of(request: inference_pb2.GenerateRequest) -> GenerationInput:
         max_tokens=request.max_tokens,
         block_length_tokens=request.block_length_tokens or DEFAULT_BLOCK_LENGTH_TOKENS,
         cache_mode=_cache_mode_of(request),
-        strategy=_strategy_of(sampling),
+        strategy=reveal_strategy_from_proto(sampling),
         temperature=sampling.temperature,
         seed=sampling.seed if sampling.HasField("seed") else None,
         ignore_eos=request.ignore_eos,
@@ -78,20 +64,5 @@ def check_vocabulary(token_ids: Sequence[int], model: ModelConfig) -> None:
 
 
 def _cache_mode_of(request: inference_pb2.GenerateRequest) -> CacheMode:
-    if request.cache_mode not in _CACHE_MODES:
-        raise InvalidRequest("cache_mode", f"{request.cache_mode} is not a cache mode")
-    return _CACHE_MODES[request.cache_mode]
-
-
-def _strategy_of(sampling: types_pb2.SamplingParams) -> RevealStrategy:
-    match sampling.WhichOneof("strategy"):
-        case "confidence_threshold":
-            return ConfidenceThreshold(sampling.confidence_threshold)
-        case "confidence_quota":
-            return ConfidenceQuota(sampling.confidence_quota)
-        case "confidence_dynamic":
-            return ConfidenceDynamic(sampling.confidence_dynamic)
-        case "random":
-            return RandomReveal()
-        case _:
-            return ConfidenceThreshold(DEFAULT_CONFIDENCE_THRESHOLD)
+    unsaid = request.cache_mode == types_pb2.CACHE_MODE_UNSPECIFIED
+    return CacheMode.DUAL if unsaid else cache_mode_from_proto(request.cache_mode)

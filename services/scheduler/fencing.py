@@ -7,6 +7,7 @@ import logging
 
 import grpc
 
+from common.backoff import Backoff
 from common.core.ids import WorkerId, WorkerLife
 from common.rpc.channel import open_channel
 from sangam.v1 import kv_registry_pb2, kv_registry_pb2_grpc, types_pb2
@@ -46,7 +47,7 @@ class RegistryFencer:
                 await self._flush(kv_registry_pb2_grpc.KvRegistryServiceStub(channel))
 
     async def _flush(self, stub: kv_registry_pb2_grpc.KvRegistryServiceAsyncStub) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(first_s=FIRST_BACKOFF_S, longest_s=MAX_BACKOFF_S, jitter=True)
         while self._pending:
             worker_id, incarnation = next(iter(self._pending.items()))
             life = types_pb2.WorkerLife(worker_id=worker_id, incarnation=incarnation)
@@ -54,8 +55,7 @@ class RegistryFencer:
                 await stub.FenceWorker(kv_registry_pb2.FenceWorkerRequest(life=life), timeout=CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 log.warning("registry did not fence %s (%s); trying again", worker_id, error.code().name)
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
+                await backoff.wait()
                 continue
             if self._pending.get(worker_id) == incarnation:
                 del self._pending[worker_id]

@@ -76,7 +76,7 @@ def core_config(config: SchedulerServiceConfig) -> SchedulerConfig:
         max_gen_len_tokens=config.max_gen_len,
         tenant_quantum_tokens=config.tenant_quantum,
         tenant_weights=parse_tenant_weights(config.tenant_weights),
-        max_queue_wait_s=config.max_queue_wait,
+        max_queue_wait_s=config.max_queue_wait_s,
         max_attempts=config.max_attempts,
         max_queued_requests=config.max_queued_requests,
     )

@@ -26,19 +26,19 @@ def test_what_is_given_arrives():
     args = parse(
         *("--no-overflow", "--sticky-workers", "--dispatch", "late", "--dispatch-ahead", "3"),
         *("--queue-order", "fewest_remaining_blocks", "--decode-policy", "balanced_length", "--length-slack", "0.25"),
-        *("--tenant-weights", "a=3,b=1", "--max-gen-len", "256", "--max-queue-wait", "1.5"),
-        *("--target-decode-gap", "0.04", "--max-batch-size", "16"),
+        *("--tenant-weights", "a=3,b=1", "--max-gen-len", "256", "--max-queue-wait-s", "1.5"),
+        *("--target-decode-gap-s", "0.04", "--max-batch-size", "16"),
     )
     scheduler = load_config(SchedulerServiceConfig, scheduler_options(args), "sangam scheduler", environ={})
     assert (scheduler.overflow, scheduler.sticky_workers) == (False, True)
     assert (scheduler.dispatch, scheduler.dispatch_ahead) == (Dispatch.LATE, 3)
     assert scheduler.queue_order is QueueOrder.FEWEST_REMAINING_BLOCKS
     assert (scheduler.decode_policy, scheduler.length_slack) == ("balanced_length", 0.25)
-    assert (scheduler.tenant_weights, scheduler.max_gen_len, scheduler.max_queue_wait) == ("a=3,b=1", 256, 1.5)
+    assert (scheduler.tenant_weights, scheduler.max_gen_len, scheduler.max_queue_wait_s) == ("a=3,b=1", 256, 1.5)
     worker = load_config(
         WorkerConfig, [*worker_options(args), "--scheduler-address=h:1", "--model-dir=m"], "sangam worker", environ={}
     )
-    assert (worker.target_decode_gap, worker.max_batch_size) == (0.04, 16)
+    assert (worker.target_decode_gap_s, worker.max_batch_size) == (0.04, 16)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_is_given_arrives():
         (("--topology-alpha", "1.5"), "--topology-alpha: must be 1 or less"),
         (("--tenant-weights", "a=0"), "--tenant-weights: must be name=weight,... with weights 1 to 1000"),
         (("--tenant-weights", "a"), "--tenant-weights: must be name=weight"),
-        (("--max-queue-wait", "0"), "--max-queue-wait: must be above 0"),
+        (("--max-queue-wait-s", "0"), "--max-queue-wait-s: must be above 0"),
         (("--dispatch-ahead", "two"), "--dispatch-ahead: must be a whole number"),
     ],
 )

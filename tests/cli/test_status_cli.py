@@ -79,6 +79,17 @@ def test_table_shows_every_worker_on_a_line() -> None:
     assert lines[3].split()[-1] == "draining"
 
 
+def test_parked_blocks_and_divergences_are_shown_when_there_are_any() -> None:
+    state = scheduler_pb2.GetClusterStateResponse()
+    state.CopyFrom(STATE)
+    assert "fit no live worker" not in render(state) and "differed" not in render(state)
+    assert (facts(state)["parked_blocks"], facts(state)["replay_divergences"]) == (0, 0)
+    state.parked_blocks, state.replay_divergences = 3, 5
+    (first, *_) = render(state).splitlines()
+    assert first.endswith("; 3 of the queued blocks fit no live worker; 5 tokens differed when repeated")
+    assert (facts(state)["parked_blocks"], facts(state)["replay_divergences"]) == (3, 5)
+
+
 def test_empty_cluster_is_said_in_words() -> None:
     empty = scheduler_pb2.GetClusterStateResponse(mode=types_pb2.SERVING_MODE_COLOCATED)
     assert "no worker is registered" in render(empty)

@@ -128,7 +128,7 @@ def test_tokens_already_shown_are_pinned(engine):
         ({"prompt_token_ids": (3, 511)}, "prompt_token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -5}, "max_tokens"),
-        ({"block_length_tokens": 0}, "block_length"),
+        ({"block_length_tokens": 0}, "block_length_tokens"),
         ({"strategy": ConfidenceThreshold(float("nan"))}, "confidence_threshold"),
         ({"strategy": ConfidenceQuota(0)}, "confidence_quota"),
         ({"temperature": -0.1}, "temperature"),

@@ -45,6 +45,16 @@ BAD_INPUTS = {
         "confidence_threshold",
         Reason.BAD_SAMPLING_PARAMS,
     ),
+    "infinite threshold": (
+        {"sampling": sampling(confidence_threshold=INFINITY)},
+        "confidence_threshold",
+        Reason.BAD_SAMPLING_PARAMS,
+    ),
+    "threshold minus infinity": (
+        {"sampling": sampling(confidence_threshold=-INFINITY)},
+        "confidence_threshold",
+        Reason.BAD_SAMPLING_PARAMS,
+    ),
     "NaN threshold": (
         {"sampling": sampling(confidence_threshold=NAN)},
         "confidence_threshold",
@@ -53,6 +63,16 @@ BAD_INPUTS = {
     "quota 0": ({"sampling": sampling(confidence_quota=0)}, "confidence_quota", Reason.BAD_SAMPLING_PARAMS),
     "quota negative": ({"sampling": sampling(confidence_quota=-2)}, "confidence_quota", Reason.BAD_SAMPLING_PARAMS),
     "factor 0": ({"sampling": sampling(confidence_dynamic=0.0)}, "confidence_dynamic", Reason.BAD_SAMPLING_PARAMS),
+    "factor negative": (
+        {"sampling": sampling(confidence_dynamic=-1.0)},
+        "confidence_dynamic",
+        Reason.BAD_SAMPLING_PARAMS,
+    ),
+    "factor infinite": (
+        {"sampling": sampling(confidence_dynamic=INFINITY)},
+        "confidence_dynamic",
+        Reason.BAD_SAMPLING_PARAMS,
+    ),
     "factor NaN": ({"sampling": sampling(confidence_dynamic=NAN)}, "confidence_dynamic", Reason.BAD_SAMPLING_PARAMS),
     "unknown cache mode": ({"cache_mode": 77}, "cache_mode", Reason.INVALID_REQUEST),
     "request id with a space": ({"request_id": "a b"}, "request_id", Reason.INVALID_REQUEST),

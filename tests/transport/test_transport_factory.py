@@ -24,7 +24,7 @@ async def test_names_are_what_the_transport_offers_and_reads(name: str) -> None:
 async def test_auto_is_tcp_where_ucx_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "ucx_installed", lambda: False)
     transport = make_transport("auto")
-    assert (transport.name, transport.readable) == ("tcp", {"tcp", "ucx"})
+    assert (transport.name, transport.readable) == ("tcp", frozenset({"tcp", "ucx"}))
     await transport.aclose()
 
 

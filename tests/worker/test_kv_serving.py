@@ -286,6 +286,7 @@ async def test_withdrawing_aborts_a_send_whose_reader_takes_nothing() -> None:
 
     class StuckSink:
         layers = big.n_layers
+        window_layers = 1
 
         def views(self, layer: int) -> Sequence[memoryview]:
             return [memoryview(bytearray(big.page_bytes_per_layer))]
@@ -347,7 +348,8 @@ async def test_a_cancelled_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kv_staging, "INLINE_BYTES", 0)
     loop = asyncio.get_running_loop()
     begun, finish = asyncio.Event(), threading.Event()
-    reader, written = random_pool(2), []
+    reader = random_pool(2)
+    written: list[object] = []
 
     class SlowStaging(KvStaging):
         def _store(self, layers: range, page_ids: torch.Tensor, buffer: StagingBuffer) -> None:

@@ -39,6 +39,7 @@ from common.rpc.convert.requests import (
     block_work_to_proto,
     request_spec_from_proto,
     request_spec_to_proto,
+    reveal_strategy_from_proto,
     sampling_params_from_proto,
     sampling_params_to_proto,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "kv_source_to_proto",
     "request_spec_from_proto",
     "request_spec_to_proto",
+    "reveal_strategy_from_proto",
     "role_from_proto",
     "role_to_proto",
     "sampling_params_from_proto",

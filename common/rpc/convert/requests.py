@@ -50,7 +50,7 @@ def sampling_params_from_proto(message: types_pb2.SamplingParams, *, default_see
         seed = default_seed
     else:
         raise InvalidRequest("seed", "is missing")
-    params = SamplingParams(strategy=_strategy(message), temperature=message.temperature, seed=seed)
+    params = SamplingParams(strategy=reveal_strategy_from_proto(message), temperature=message.temperature, seed=seed)
     params.validate()
     return params
 
@@ -147,7 +147,8 @@ def _prompt(token_ids: Sequence[int], path: str) -> tuple[int, ...]:
     return tuple(token_ids)
 
 
-def _strategy(message: types_pb2.SamplingParams) -> RevealStrategy:
+def reveal_strategy_from_proto(message: types_pb2.SamplingParams) -> RevealStrategy:
+    """The strategy named, unchecked; the default one when none is."""
     match message.WhichOneof("strategy"):
         case "confidence_quota":
             return ConfidenceQuota(message.confidence_quota)
