@@ -34,18 +34,14 @@ class CallOutbox:
         self._due = asyncio.Event()
         self._pause: asyncio.TimerHandle | None = None
 
-    def send(self, answer: Answer, *, may_wait: bool = False) -> None:
-        """Queue one answer for the caller; `may_wait`: it need not go before the next one, or the interval, is due."""
+    def send(self, answer: Answer) -> None:
+        """Queue one answer for the caller."""
         assert self._handed_back or not self.ended, f"{self.work.attempt}: answer after the end"
         if self.ended:
             return
         self._pending.append(answer)
-        if self._pause is not None:
-            return
-        if may_wait:
-            self._begin_pause()
-            return
-        self._due.set()
+        if self._pause is None:
+            self._due.set()
 
     def finish(self) -> None:
         """End the call well, after what is queued."""

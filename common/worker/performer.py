@@ -163,7 +163,7 @@ class Performer:
     def _send_kv_received(self, effect: SendKvReceived) -> None:
         if outbox := self._calls.find(effect.attempt):
             received = decode_pb2.KvReceived(transfer_s=effect.transfer_s, transfer_bytes=effect.transfer_bytes)
-            outbox.send(decode_pb2.DecodeEvent(kv_received=received), may_wait=True)
+            outbox.send(decode_pb2.DecodeEvent(kv_received=received))
 
     def _send_step(self, effect: SendStep) -> None:
         if outbox := self._calls.find(effect.attempt):

@@ -53,18 +53,13 @@ async def test_what_comes_within_the_interval_leaves_together_after_it() -> None
     await batches.aclose()
 
 
-async def test_an_answer_that_may_wait_goes_with_the_next_one_or_at_last_alone() -> None:
+async def test_the_arrival_of_the_pages_is_told_at_once() -> None:
     outbox = CallOutbox(WORK)
     batches = outbox.batches()
-    outbox.send(received(), may_wait=True)
-    async with asyncio.timeout(PATIENCE_S):
-        assert await anext(batches) == [received()]
+    outbox.send(received())
+    assert await anext(batches) == [received()]
     await batches.aclose()
-    company = CallOutbox(WORK)
-    company.send(received(), may_wait=True)
-    company.send(step(1))
-    company.finish()
-    assert await rest_of(company.batches()) == [[received(), step(1)]]
+
 
 
 async def test_an_error_comes_after_what_was_said_before() -> None:
