@@ -209,7 +209,7 @@ class WorkerConfig(ServiceConfig):
         metadata=about("name shared by workers with fast links to each other (empty: those on the same host)"),
     )
     kv_transport: str = field(
-        default="auto",
+        default="tcp",
         metadata=about(
             "backend that moves K/V between workers; auto is ucx where both ends have it, else tcp",
             choices=("tcp", "ucx", "auto"),

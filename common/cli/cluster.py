@@ -52,7 +52,7 @@ class ClusterConfig:
     dtype: str = "auto"
     kv_pages: int = 0
     torch_threads: int = 0
-    kv_transport: str = "auto"
+    kv_transport: str = "tcp"
     log_level: str = "info"
     worker_options: tuple[str, ...] = field(default=())
     scheduler_options: tuple[str, ...] = field(default=())

@@ -54,8 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output left: nobody to tell, and the interpreter must not try to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output left: nobody to tell.
+        _drop_output()
+        return EXIT_FAILED
+    except OSError as error:
+        about = f"{error.filename}: " if error.filename else ""
+        print(f"{prog}: error: {about}{error.strerror or error}", file=sys.stderr)
+        _drop_output()
         return EXIT_FAILED
     except SangamError as error:
         print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -67,6 +72,11 @@ def exit_code_for(error: SangamError) -> int:
     if isinstance(error, WireError):
         return EXIT_USER_ERROR if error.reason in _USER_ERRORS else EXIT_FAILED
     return EXIT_USER_ERROR if isinstance(error, ConfigError | CheckpointError) else EXIT_FAILED
+
+
+def _drop_output() -> None:
+    """What stdout still holds cannot be written: the interpreter must not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(module: ModuleType, prog: str, words: Sequence[str]) -> int:

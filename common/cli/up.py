@@ -80,9 +80,9 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-pages", type=int, default=0, metavar="N", help="KV pages per worker (default: what fits)")
     parser.add_argument(
         "--kv-transport",
-        default="auto",
+        default="tcp",
         choices=("tcp", "ucx", "auto"),
-        help="what moves K/V between workers (default auto: ucx where it is installed, else tcp)",
+        help="what moves K/V between workers; auto: ucx where it is installed, else tcp (default %(default)s)",
     )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))

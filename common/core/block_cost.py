@@ -43,11 +43,11 @@ class BlockCost:
         self.decode_worker_id = decode_worker_id
         self.decode_from_s = now
 
-    def kv_arrived(self, now: float, *, transfer_s: float, transfer_bytes: int) -> None:
-        """The decode worker holds the K/V: decoding proper begins."""
+    def kv_arrived(self, *, transfer_s: float, transfer_bytes: int) -> None:
+        """The decode worker holds the K/V: decoding proper began when the transfer ended, whenever we hear of it."""
         self.transfer_s = transfer_s
         self.transfer_bytes = transfer_bytes
-        self.decode_from_s = now
+        self.decode_from_s += transfer_s
 
     def placement(self, *, block: int, attempts: int, completion: BlockCompletion, now: float) -> BlockPlacement:
         """The final account of the block."""

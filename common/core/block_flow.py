@@ -167,7 +167,7 @@ class BlockFlow:
     def kv_arrived(self, request: Request, *, transfer_s: float, transfer_bytes: int) -> None:
         """The decode worker holds the K/V: the prefill side's pages are free."""
         self._forget_kv(request)
-        request.cost.kv_arrived(self.now, transfer_s=transfer_s, transfer_bytes=transfer_bytes)
+        request.cost.kv_arrived(transfer_s=transfer_s, transfer_bytes=transfer_bytes)
         request.move(BlockState.DECODING, self.now)
 
     def release_kv(self, handle: KvHandle) -> None:

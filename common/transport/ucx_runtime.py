@@ -5,8 +5,9 @@ one worker per process and one progress thread per loop, exchanges its own hands
 
 Three facts, measured with UCXX 0.52 and UCX 1.21, shape everything above this module:
 
-* Closing an endpoint that has error handling completes every request on it, matched or not, within milliseconds, also
-  when the peer is dead or stopped; after that UCX neither reads nor writes their buffers.
+* Closing an endpoint that has error handling completes every receive on it, matched or not, within milliseconds, also
+  when the peer is dead or stopped; after that UCX does not touch their buffers. Of the sends to a peer that was killed
+  behind shared memory some stay incomplete for ever (3 kills of 24): nobody is left to read them.
 * A message whose receive was cancelled stays in the worker, and UCXX's worker waits for it when it is destroyed: for
   ever, in a busy loop, if its sender has gone. A worker that may hold one is never destroyed, see `close`.
 * Shared memory offers error handling only when told to (`*_ERROR_HANDLING`). Without it a peer that is killed while
@@ -18,15 +19,17 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib.util
+import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from common.errors import ConfigError, Reason, WireError
 from common.transport.messages import UcxPeer
 from common.transport.racing import outlive
 
+_log = logging.getLogger(__name__)
 _SETTINGS = {
     "UCX_POSIX_ERROR_HANDLING": "y",
     "UCX_SYSV_ERROR_HANDLING": "y",
@@ -40,6 +43,8 @@ _SETTINGS = {
 _PROGRESS_EPOLL_MS = 1
 _NOTIFIER_WAIT_NS = 100_000_000
 _CLOSE_WAIT_NS = 200_000_000
+_SEND_GRACE_S = 0.2
+_RECEIVE_GRACE_S = 5.0
 _WHOLE_TAG = (1 << 64) - 1
 
 
@@ -51,9 +56,10 @@ def ucx_installed() -> bool:
 class UcxTransfer:
     """One send or receive. It holds its buffer until UCX is done with it, whoever else lets go."""
 
-    __slots__ = ("_buffer", "_future", "_request")
+    __slots__ = ("_buffer", "_future", "_request", "receives")
 
-    def __init__(self, request: Any, buffer: Any) -> None:
+    def __init__(self, request: Any, buffer: Any, *, receives: bool) -> None:
+        self.receives = receives
         self._request = request
         self._buffer = buffer
         self._future: asyncio.Future[Any] = request.future
@@ -70,6 +76,11 @@ class UcxTransfer:
         if self._future.cancelled() or self._future.exception() is not None:
             raise WireError(Reason.PEER_LOST, "the KV peer went away in the middle of a transfer")
 
+    def forget(self) -> None:
+        """Nobody will `wait` any more."""
+        if self._future.done() and not self._future.cancelled():
+            self._future.exception()
+
     @property
     def future(self) -> asyncio.Future[Any]:
         """Done when UCX touches the buffer no more."""
@@ -83,6 +94,7 @@ class UcxEndpoint:
         """Blocks for some milliseconds; raises `WireError` PEER_LOST when `address` cannot be used."""
         import ucxx._lib.libucxx as ucx
 
+        self._worker = worker
         try:
             remote = ucx.UCXAddress.create_from_buffer(address)
             self._endpoint = ucx.UCXEndpoint.create_from_worker_address(worker, remote, True)
@@ -94,15 +106,20 @@ class UcxEndpoint:
         from ucxx._lib.arr import Array
         from ucxx.types import Tag
 
-        return self._begin(lambda: UcxTransfer(self._endpoint.tag_send(Array(buffer), Tag(tag)), buffer))
+        return self._begin(
+            lambda: UcxTransfer(self._endpoint.tag_send(Array(buffer), Tag(tag)), buffer, receives=False)
+        )
 
     def receive(self, buffer: memoryview, tag: int) -> UcxTransfer:
         """Begin to receive exactly len(buffer) bytes into writable contiguous memory."""
         from ucxx._lib.arr import Array
         from ucxx.types import Tag, TagMask
 
-        mask = TagMask(_WHOLE_TAG)
-        return self._begin(lambda: UcxTransfer(self._endpoint.tag_recv(Array(buffer), Tag(tag), mask), buffer))
+        def begin() -> UcxTransfer:
+            request = self._endpoint.tag_recv(Array(buffer), Tag(tag), TagMask(_WHOLE_TAG))
+            return UcxTransfer(request, buffer, receives=True)
+
+        return self._begin(begin)
 
     def _begin(self, begin: Any) -> UcxTransfer:
         import ucxx._lib.libucxx as ucx
@@ -115,11 +132,35 @@ class UcxEndpoint:
         return transfer
 
     async def abort(self, transfers: Iterable[UcxTransfer]) -> None:
-        """Close at once; returns when UCX touches no buffer of `transfers`. Cancelling it does not cut it short."""
-        closing = asyncio.get_running_loop().run_in_executor(
-            None, lambda: self._endpoint.close_blocking(period=_CLOSE_WAIT_NS, max_attempts=1)
-        )
-        await outlive([closing, *(transfer.future for transfer in transfers)])
+        """Close at once; returns when UCX writes to no buffer of `transfers`. Cancelling it does not cut it short.
+
+        Raises AssertionError when UCX keeps a receive: this process must not go on with its memory in foreign hands.
+        """
+        closing = asyncio.ensure_future(self._close(list(transfers)))
+        await outlive([closing])
+        closing.result()
+
+    async def _close(self, transfers: Sequence[UcxTransfer]) -> None:
+        loop = asyncio.get_running_loop()
+        close = self._endpoint.close_blocking
+        await loop.run_in_executor(None, lambda: close(period=_CLOSE_WAIT_NS, max_attempts=1))
+        futures = [transfer.future for transfer in transfers]
+        if any(transfer.receives for transfer in transfers):
+            await asyncio.wait(futures, timeout=_RECEIVE_GRACE_S)
+        elif futures:
+            await asyncio.wait(futures, timeout=_SEND_GRACE_S)
+        for transfer in transfers:
+            transfer.forget()
+            assert transfer.done or not transfer.receives, "UCX does not let go of a receive"
+            if not transfer.done:
+                _log.warning("UCX keeps a send to a peer that is gone; its buffer stays allocated")
+                _never_free(transfer)
+                _never_free(self._worker)
+
+
+def _never_free(thing: object) -> None:
+    """One reference too many, so that no destructor runs, not even when the interpreter ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 class UcxRuntime:
@@ -185,8 +226,7 @@ class UcxRuntime:
         await self._loop.run_in_executor(None, self._notifier.join)
         await self._loop.run_in_executor(None, self._worker.stop_progress_thread)
         if self._may_hold_strays:
-            # One reference too many, so that no destructor runs, not even when the interpreter ends.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._worker))
+            _never_free(self._worker)
 
     def _notify(self) -> None:
         """Wake the loop whenever transfers have ended: their futures may only be set there."""

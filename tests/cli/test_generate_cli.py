@@ -254,3 +254,19 @@ def test_a_terminal_never_gets_control_characters_and_a_pipe_gets_all():
         TextOutput(stream).write("a\x1b[2J\x9b\x7f\n\tb")
     assert terminal.getvalue() == "a␛[2J\ufffd␡\n\tb"
     assert pipe.getvalue() == "a\x1b[2J\x9b\x7f\n\tb"
+
+
+def test_a_full_disk_under_the_output_is_one_line(tmp_path: Path) -> None:
+    words = ["generate", "--local", "--prompt", "hi", "--max-tokens", "4", "--json"]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "common.cli", *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SANGAM_CACHE_DIR": str(tmp_path)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == "sangam generate: error: No space left on device"
+    assert "Traceback" not in ran.stderr

@@ -1,11 +1,12 @@
 """Engine checks on a CUDA device, by hand: `python -m tests.gpu.check_gpu [cuda:N]`.
 
 Goldens token for token and forward for forward, full logits, and batched = solo bitwise, all in float32; then batched =
-solo in bfloat16. Exit code 0: all hold, 1: some do not, 2: no CUDA device here.
+solo in bfloat16, and K/V between two pools. Exit code 0: all hold, 1: some do not, 2: no CUDA device here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import tempfile
@@ -15,9 +16,18 @@ from pathlib import Path
 
 import torch
 
+from common.clock import MonotonicClock
+from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
+from common.core.kv_layout import KvLayout
+from common.core.work import KvHandle
 from common.engine.engine import Engine
 from common.engine.generator import LocalGenerator
+from common.engine.kv_pool import KvPool
 from common.engine.randomness import uniform
+from common.transport.factory import make_transport
+from common.worker.kv_serving import KvServing
+from common.worker.kv_staging import KvStaging
+from common.worker.pool_sink import PoolSink
 from tests.engine.checkpoints import GOLDEN_DIR, GOLDEN_NAMES, write_checkpoint
 from tests.engine.golden import full_logits, golden_runs
 from tests.engine.runs import random_request
@@ -59,13 +69,68 @@ def check_randomness(device: str) -> None:
     assert torch.equal(uniform(keys, 4096), uniform(keys.to(device), 4096).cpu()), "uniform draws differ"
 
 
+def check_kv_transfer(device: str) -> None:
+    """K/V moves between two pools of the device over tcp and ucx, while its layers are still being computed."""
+    for kind in ("tcp", "ucx"):
+        asyncio.run(_transfer(device, kind))
+
+
 CHECKS: tuple[Callable[[str], None], ...] = (
     check_randomness,
     check_full_logits,
     check_goldens,
     check_batches_float32,
     check_batches_bfloat16,
+    check_kv_transfer,
 )
+
+
+async def _transfer(device: str, kind: str) -> None:
+    layout = KvLayout(
+        model_id="m",
+        weights_fingerprint="w",
+        dtype="bfloat16",
+        page_size_tokens=16,
+        n_layers=8,
+        n_kv_heads=4,
+        head_dim=128,
+    )
+    source, target = (KvPool(layout=layout, num_pages=64, device=torch.device(device)) for _ in range(2))
+    pages, attempt = tuple(random.Random(3).sample(range(64), 20)), BlockAttempt(RequestId("r"), 0, 0)
+    life, staging = WorkerLife(WorkerId("p"), 1), KvStaging(source)
+    serving = KvServing(
+        staging=staging,
+        clock=MonotonicClock(),
+        life=lambda: life,
+        on_send_started=lambda _: None,
+        on_send_ended=lambda _: None,
+        on_delivered=lambda _: None,
+    )
+    owner, reader = make_transport(kind), make_transport(kind)
+    handle = KvHandle(
+        attempt=attempt,
+        owner=life,
+        transport=kind,
+        address=await owner.listen("127.0.0.1", serving),
+        layout_fingerprint=layout.fingerprint,
+        canvas_tokens=320,
+        pages=20,
+        lease_s=30.0,
+    )
+    serving.announce(attempt, pages)
+    with PoolSink(KvStaging(target), pages) as sink:
+        fetch = asyncio.create_task(reader.fetch(handle=handle, sink=sink, timeout_s=30.0))
+        for layer in range(layout.n_layers):
+            source.tensor[layer].normal_()
+            serving.layer_computed([attempt], layer, staging.fence())
+            await asyncio.sleep(0)
+        serving.offer(attempt, pages, 320, MonotonicClock().now() + 30.0)
+        serving.first_revealed(attempt, b"first")
+        await fetch
+    chosen = list(pages)
+    assert torch.equal(source.tensor[:, :, chosen], target.tensor[:, :, chosen]), f"{kind}: other bytes arrived"
+    await reader.aclose()
+    await owner.aclose()
 
 
 def load(model_dir: Path, device: str, dtype: str) -> Engine:

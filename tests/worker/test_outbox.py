@@ -61,7 +61,6 @@ async def test_the_arrival_of_the_pages_is_told_at_once() -> None:
     await batches.aclose()
 
 
-
 async def test_an_error_comes_after_what_was_said_before() -> None:
     outbox = CallOutbox(WORK)
     outbox.send(step(0))
