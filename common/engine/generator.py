@@ -1,26 +1,17 @@
-"""A whole request in this process: the block cycle without services (debugging, goldens, benchmarks)."""
+"""Whole requests in this process: the block cycle without services (debugging, goldens, benchmarks, evaluation)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
 
-from common.core.block import BlockProgress
 from common.core.ids import BlockAttempt
-from common.core.work import FinishReason, RequestSpec, StepDelta
-from common.engine.batch import BlockState
+from common.core.page_pool import PagePool
+from common.core.work import RequestSpec, StepDelta
 from common.engine.engine import Engine
-from common.errors import InvalidRequest, TooLong
+from common.engine.request_run import GenerationResult, RequestRun, check_request
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationResult:
-    """A finished request: `token_ids` are the generated ones, cut to max_tokens, up to and including the first EOS."""
-
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    prefill_forwards: int
-    decode_forwards: int
+__all__ = ["BatchGenerator", "GenerationResult", "LocalGenerator"]
 
 
 class LocalGenerator:
@@ -40,61 +31,57 @@ class LocalGenerator:
 
         Raises `InvalidPrompt`, `InvalidRequest`, `BadSamplingParams` or `TooLong` before any compute, on first use.
         """
-        self._check(spec)
-        generated = list(spec.committed_token_ids)
-        forwards = {True: 0, False: 0}
-        finish: FinishReason | None = None
-        while finish is None:
-            state, progress = self._open(spec, generated)
-            while not progress.complete:
-                (result,) = self._engine.step([state])
-                forwards[result.is_prefill] += 1
-                progress.reveal(result.positions, result.tokens)
-                yield result.delta
-            generated.extend(progress.output_token_ids)
-            finish = progress.finish
-        yield GenerationResult(
-            token_ids=tuple(generated),
-            finish_reason=finish,
-            prefill_forwards=forwards[True],
-            decode_forwards=forwards[False],
-        )
+        check_request(self._engine, spec)
+        run = RequestRun(self._engine, spec, range(self._engine.pool.pages_for(spec.canvas_tokens)))
+        while run.result is None:
+            (step,) = self._engine.step([run.state])
+            run.take(step)
+            yield step.delta
+        yield run.result
 
-    def _check(self, spec: RequestSpec) -> None:
-        config, pool = self._engine.config, self._engine.pool
-        config.check_prompt(spec.prompt_token_ids)
-        if spec.max_tokens < 1:
-            raise InvalidRequest("max_tokens", f"must be at least 1, not {spec.max_tokens}")
-        if spec.block_length_tokens < 1:
-            raise InvalidRequest("block_length_tokens", f"must be at least 1, not {spec.block_length_tokens}")
-        spec.sampling.validate()
-        limit_tokens = min(config.max_canvas_tokens, pool.num_pages * pool.layout.page_size_tokens)
-        if spec.canvas_tokens > limit_tokens:
-            raise TooLong("max_tokens", f"prompt and blocks need {spec.canvas_tokens} positions, limit {limit_tokens}")
 
-    def _open(self, spec: RequestSpec, generated: list[int]) -> tuple[BlockState, BlockProgress]:
-        """State and progress of the block that follows `generated`; the first may have tokens already shown."""
-        block, rest = divmod(len(generated), spec.block_length_tokens)
-        assert rest == 0, f"{spec.request_id}: {len(generated)} tokens are no whole blocks"
-        shown = dict(spec.shown) if len(generated) == len(spec.committed_token_ids) else {}
-        state = self._engine.open_block(
-            attempt=BlockAttempt(spec.request_id, block, 0),
-            prompt_token_ids=spec.prompt_token_ids,
-            generated_token_ids=generated,
-            canvas_tokens=spec.canvas_tokens,
-            block_length_tokens=spec.block_length_tokens,
-            block=block,
-            cache_mode=spec.cache_mode,
-            sampling=spec.sampling,
-            page_ids=range(self._engine.pool.pages_for(spec.canvas_tokens)),
-            revealed=shown,
-        )
-        progress = BlockProgress(
-            block_start_position=block * spec.block_length_tokens,
-            block_length_tokens=spec.block_length_tokens,
-            cut_position=spec.max_tokens,
-            eos_token_id=self._engine.config.eos_token_id,
-            ignore_eos=spec.ignore_eos,
-        )
-        progress.reveal(list(shown), list(shown.values()))
-        return state, progress
+class BatchGenerator:
+    """Runs many requests together, one packed forward over all that are open; one that ends makes room for the next.
+
+    Each result is the one `LocalGenerator` gives. Owns the engine's whole pool while it runs.
+    """
+
+    def __init__(self, engine: Engine, *, max_batch_size: int) -> None:
+        assert max_batch_size >= 1, max_batch_size
+        self._engine = engine
+        self._max_batch_size = max_batch_size
+
+    def generate(self, specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, GenerationResult]]:
+        """Yield every request with its result as they end; request ids must differ.
+
+        Raises what `LocalGenerator.generate` raises, of any of them before any compute, on first use.
+        """
+        for spec in specs:
+            check_request(self._engine, spec)
+        waiting, running = deque(specs), list[RequestRun]()
+        pages = PagePool(self._engine.pool.num_pages)
+        while waiting or running:
+            self._admit(waiting, running, pages)
+            active = [run for run in running if run.result is None]
+            steps = self._engine.step([run.state for run in active])
+            for run, step in zip(active, steps, strict=True):
+                run.take(step)
+            for run in running:
+                if run.result is not None:
+                    pages.release(_owner(run.spec))
+                    yield run.spec, run.result
+            running = [run for run in running if run.result is None]
+
+    def _admit(self, waiting: deque[RequestSpec], running: list[RequestRun], pages: PagePool) -> None:
+        """Open requests in order while the batch and the pool have room for the next."""
+        while waiting and len(running) < self._max_batch_size:
+            needed = self._engine.pool.pages_for(waiting[0].canvas_tokens)
+            page_ids = pages.allocate(_owner(waiting[0]), needed)
+            if page_ids is None:
+                return
+            running.append(RequestRun(self._engine, waiting.popleft(), page_ids))
+
+
+def _owner(spec: RequestSpec) -> BlockAttempt:
+    """Under what name a request holds its pages: one for all its blocks."""
+    return BlockAttempt(spec.request_id, 0, 0)

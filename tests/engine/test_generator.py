@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 
+from common.core.ids import RequestId
 from common.core.params import CacheMode, ConfidenceQuota, ConfidenceThreshold, RandomReveal
 from common.core.work import FinishReason, StepDelta
 from common.engine.engine import Engine
-from common.engine.generator import GenerationResult, LocalGenerator
+from common.engine.generator import BatchGenerator, GenerationResult, LocalGenerator
 from common.errors import InvalidRequest
 from tests.engine.checkpoints import write_checkpoint
-from tests.engine.runs import STRATEGIES, request
+from tests.engine.runs import STRATEGIES, random_request, request
 
 
 @pytest.fixture
@@ -148,3 +150,43 @@ def test_random_reveal_repeats_for_a_seed(engine):
     specs = [request(strategy=RandomReveal(), temperature=1.3, seed=seed) for seed in (1, 1, 2)]
     first, again, other = (generate(engine, spec) for spec in specs)
     assert first == again and first[1].token_ids != other[1].token_ids
+
+
+def test_a_batch_gives_every_request_its_solo_result(engine):
+    """More requests than the batch and than the pool hold at once; some end at a prefill, some after many blocks."""
+    rng = random.Random(8)
+    specs = [random_request(rng, f"r{number}", vocab=500) for number in range(14)]
+    assert sum(engine.pool.pages_for(spec.canvas_tokens) for spec in specs) > engine.pool.num_pages
+    results = list(BatchGenerator(engine, max_batch_size=5).generate(specs))
+    assert sorted(spec.request_id for spec, _ in results) == sorted(spec.request_id for spec in specs)
+    for spec, result in results:
+        assert result == LocalGenerator(engine).run(spec)
+
+
+def test_a_batch_ends_with_one_that_was_wholly_shown(engine):
+    """Tokens already shown may leave nothing to compute."""
+    shown = tuple((position, 40 + position) for position in range(8))
+    whole = request(request_id=RequestId("shown"), max_tokens=8, block_length_tokens=8, shown=shown)
+    new = request(request_id=RequestId("new"), max_tokens=8, block_length_tokens=8)
+    results = dict(BatchGenerator(engine, max_batch_size=2).generate([whole, new]))
+    assert results[whole].token_ids == tuple(range(40, 48)) and results[whole].prefill_forwards == 0
+    assert results[new] == LocalGenerator(engine).run(new)
+
+
+def test_a_batch_is_refused_whole_before_any_forward(engine):
+    engine.pool.tensor.zero_()
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        list(
+            BatchGenerator(engine, max_batch_size=2).generate(
+                [request(), request(request_id=RequestId("bad"), max_tokens=0)]
+            )
+        )
+    assert engine.pool.tensor.count_nonzero() == 0
+
+
+def test_revealed_positions_behind_the_cut_are_counted(engine):
+    """Two forwards reveal two whole blocks of 16, twelve positions of them behind max_tokens."""
+    spec = request(max_tokens=20, block_length_tokens=16, strategy=ConfidenceQuota(16))
+    result = generate(engine, spec)[1]
+    assert (len(result.token_ids), result.prefill_forwards, result.decode_forwards) == (20, 2, 0)
+    assert result.revealed_tokens == 32
