@@ -6,10 +6,10 @@ import argparse
 import itertools
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from common.cli.progress import Progress
 from common.errors import ConfigError
 from common.sim.cluster import SimCluster, SimResult
 from common.sim.metrics import summarise
@@ -17,10 +17,6 @@ from common.sim.options import OPTIONS, Run, build_run
 from common.sim.plots import check_plotting, plot_run, plot_sweep
 from common.sim.report import Point, render_metrics, render_sweep, to_json
 from common.sim.settings import Settings
-
-PROGRESS_AFTER_S = 2.0
-PROGRESS_EVERY_S = 1.0
-PROGRESS_LINE_EVERY_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,38 +68,11 @@ def _points(sweeps: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _simulate(planned: Run, point: Mapping[str, str]) -> SimResult:
-    label = ", ".join(f"{name} {value}" for name, value in point.items())
-    progress = _Progress(f"{label}: " if label else "", len(planned.requests))
-    try:
-        return SimCluster(planned.config, planned.requests).run(progress.show)
-    finally:
-        progress.close()
-
-
-class _Progress:
-    """Says on stderr how far a long run is: one line, rewritten, on a terminal; a line now and then elsewhere."""
-
-    def __init__(self, label: str, requests: int) -> None:
-        self._label, self._requests = label, requests
-        self._live = sys.stderr.isatty()
-        self._next_s = time.monotonic() + PROGRESS_AFTER_S
-        self._open_line = False
-
-    def show(self, virtual_s: float, ended: int) -> None:
-        """Say so, unless that was said a moment ago."""
-        now = time.monotonic()
-        if now < self._next_s:
-            return
-        self._next_s = now + (PROGRESS_EVERY_S if self._live else PROGRESS_LINE_EVERY_S)
-        text = f"{self._label}{ended} of {self._requests} requests, {virtual_s:.0f} simulated seconds"
-        # To the end of the line: a shorter text must not leave the tail of a longer one.
-        print(f"\r{text}\x1b[K" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
-        self._open_line = self._live
-
-    def close(self) -> None:
-        """End the line, if one is open."""
-        if self._open_line:
-            print(file=sys.stderr)
+    label = "".join(f"{name} {value}, " for name, value in point.items())
+    with Progress(len(planned.requests), "requests") as progress:
+        return SimCluster(planned.config, planned.requests).run(
+            lambda virtual_s, ended: progress.show(ended, f"{label}{virtual_s:.0f} simulated seconds")
+        )
 
 
 def _print(points: list[Point], settings: Settings, *, as_json: bool) -> None:
