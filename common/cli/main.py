@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("common.cli.status", "show workers and queues of a running cluster"),
     "simulate": ("common.cli.simulate", "run a cluster in virtual time, with a cost model for the GPUs"),
     "drain": ("common.cli.drain", "give a worker no new work and let it finish"),
+    "eval": ("common.cli.eval", "score a model on held-out questions, and show what caching costs"),
     "demo": ("common.cli.demo", "start a cluster, send prompts, show what happened, stop it"),
     "bench-kv": ("common.bench.kv", "compare the K/V data plane with raw sockets, UCXX and memcpy"),
     "bench-overhead": ("common.bench.overhead", "compare the services with the engine in process"),

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from common.cli.plotting import check_plotting
 from common.cli.progress import Progress
 from common.errors import ConfigError
 from common.sim.cluster import SimCluster, SimResult
 from common.sim.metrics import summarise
 from common.sim.options import OPTIONS, Run, build_run
-from common.sim.plots import check_plotting, plot_run, plot_sweep
+from common.sim.plots import plot_run, plot_sweep
 from common.sim.report import Point, render_metrics, render_sweep, to_json
 from common.sim.settings import Settings
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError
 from common.sim.cluster import SimResult
 from common.sim.records import FINISHED
 from common.sim.report import Point
@@ -21,16 +19,6 @@ TIMELINE_S = 5.0
 
 _DPI = 120
 _SEGMENT_COLOURS = {"decode": "tab:blue", "prefill": "tab:orange", "both": "tab:green"}
-
-
-def check_plotting(directory: Path) -> None:
-    """Raise ConfigError unless matplotlib is there and `directory` can be written to; makes the directory."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot: matplotlib is not installed; install it with: pip install 'sangam[plots]'")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--plot: cannot make {directory}: {error.strerror}; allowed: a directory") from None
 
 
 def plot_run(result: SimResult, directory: Path, name: str) -> None:
