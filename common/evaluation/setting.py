@@ -50,7 +50,7 @@ class Setting:
 def grid(
     cache_modes: Sequence[CacheMode], strategies: Sequence[RevealStrategy], block_lengths_tokens: Sequence[int]
 ) -> tuple[Setting, ...]:
-    """Every combination, each once. Cache mode NONE is always among them, before the modes that are compared with it."""
+    """Every combination, each once. Cache mode NONE is always there, before the modes compared with it."""
     modes = dict.fromkeys((CacheMode.NONE, *cache_modes))
     return tuple(
         Setting(cache_mode=mode, strategy=strategy, block_length_tokens=length)

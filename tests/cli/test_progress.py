@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from common.cli import progress as progress_module
 from common.cli.progress import Progress
 
 
@@ -12,7 +11,7 @@ from common.cli.progress import Progress
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that progress sees; starts at 100 s."""
     now = [100.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("common.cli.progress.time.monotonic", lambda: now[0])
     return now
 
 
