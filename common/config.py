@@ -61,7 +61,17 @@ class GatewayConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerServiceConfig(ServiceConfig):
+class CoreServiceConfig(ServiceConfig):
+    """What every service has that runs a core."""
+
+    story_dir: Path | None = field(
+        default=None,
+        metadata=about("folder that gets the story of the core, event by event, for `sangam replay` (empty: none)"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerServiceConfig(CoreServiceConfig):
     """Settings of `services.scheduler`."""
 
     mode: ServingMode = field(default=ServingMode.HYBRID, metadata=about("how prefills and decodes share the workers"))
@@ -157,7 +167,7 @@ class SchedulerServiceConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig(ServiceConfig):
+class WorkerConfig(CoreServiceConfig):
     """Settings of `services.prefill_worker` and `services.decode_worker`."""
 
     worker_id: str = field(default="", metadata=about("stable name of the worker (empty: role and a random suffix)"))
@@ -231,7 +241,7 @@ class WorkerConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvStoreConfig(ServiceConfig):
+class KvStoreConfig(CoreServiceConfig):
     """Settings of `services.kv_store`."""
 
     registry: str = field(

@@ -35,8 +35,8 @@ class ClusterConfig:
     """What to start. `grpc_port` 0 means any free port; `kv_pages` 0 lets each worker size its own pool.
 
     `device` may name several, separated by commas: they are dealt out to the workers in turn. `torch_threads` 0 shares
-    all cores but one among the workers. `worker_options` and `scheduler_options` are further flags for every worker
-    and for the scheduler.
+    all cores but one among the workers. `story_dir` gets the stories of the cores, for `sangam replay` (None: none).
+    `worker_options` and `scheduler_options` are further flags for every worker and for the scheduler.
     """
 
     model_dir: Path
@@ -54,6 +54,7 @@ class ClusterConfig:
     torch_threads: int = 0
     kv_transport: str = "tcp"
     log_level: str = "info"
+    story_dir: Path | None = None
     worker_options: tuple[str, ...] = field(default=())
     scheduler_options: tuple[str, ...] = field(default=())
 
@@ -89,7 +90,7 @@ class Cluster:
     def __init__(self, config: ClusterConfig, *, say: Callable[[str], None] = lambda line: None) -> None:
         self.config = config
         self._say = say
-        self._kv_store = self._managed("kv_store", "services.kv_store", ())
+        self._kv_store = self._managed("kv_store", "services.kv_store", self._story_arguments())
         self._scheduler: ManagedProcess | None = None
         self._gateway: ManagedProcess | None = None
         self._workers: list[ManagedProcess] = []
@@ -215,13 +216,18 @@ class Cluster:
             "--kv-transport": config.kv_transport,
         }
         flags = [part for pair in arguments.items() for part in pair]
-        return self._managed(name, f"services.{role.value}_worker", (*flags, *config.worker_options), may_end=True)
+        flags += [*self._story_arguments(), *config.worker_options]
+        return self._managed(name, f"services.{role.value}_worker", tuple(flags), may_end=True)
+
+    def _story_arguments(self) -> tuple[str, ...]:
+        return () if self.config.story_dir is None else ("--story-dir", str(self.config.story_dir))
 
     def _scheduler_arguments(self) -> tuple[str, ...]:
         return (
             *("--mode", self.config.mode.value),
             *("--overload-threshold", str(self.config.overload_threshold_tokens)),
             *("--kv-store-address", self.kv_store_address),
+            *self._story_arguments(),
             *self.config.scheduler_options,
         )
 

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("common.cli.generate", "generate text for one prompt"),
     "status": ("common.cli.status", "show workers and queues of a running cluster"),
     "simulate": ("common.cli.simulate", "run a cluster in virtual time, with a cost model for the GPUs"),
+    "replay": ("common.cli.replay", "run a recorded story of a service's core again and compare"),
     "drain": ("common.cli.drain", "give a worker no new work and let it finish"),
     "eval": ("common.cli.eval", "score a model on held-out questions, and show what caching costs"),
     "demo": ("common.cli.demo", "start a cluster, send prompts, show what happened, stop it"),

@@ -85,6 +85,12 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help="what moves K/V between workers; auto: ucx where it is installed, else tcp (default %(default)s)",
     )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
+    parser.add_argument(
+        "--story-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder that gets the story of each core, event by event, for `sangam replay` (default: none is written)",
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add_policy_arguments(parser)
 
@@ -131,6 +137,7 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
         kv_pages=args.kv_pages,
         kv_transport=_installed_transport(args.kv_transport),
         log_level=args.log_level,
+        story_dir=None if args.story_dir is None else args.story_dir.absolute(),
     )
 
 

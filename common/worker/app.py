@@ -24,6 +24,8 @@ from common.engine.engine import Engine
 from common.errors import ConfigError, Reason
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
+from common.story.cores import WORKER
+from common.story.writer import open_story
 from common.transport.factory import make_transport
 from common.worker.advertise import advertised_host
 from common.worker.calls import CallTable
@@ -289,8 +291,10 @@ class WorkerApp:
         return Holdings(owner=self._life, handles=self._retained.handles())
 
     def _make_core_loop(self) -> CoreLoop:
+        settings = _core_config(self._role, self._config, self._engine)
         return CoreLoop(
-            WorkerCore(_core_config(self._role, self._config, self._engine)),
+            WorkerCore(settings),
+            story=open_story(self._config.story_dir, core=WORKER, service=self._life.worker_id, config=settings),
             clock=self._clock,
             perform=self._perform,
             submit=lambda job: self._performer.run_forward(job),

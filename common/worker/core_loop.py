@@ -34,6 +34,7 @@ from common.core.worker_events import (
 )
 from common.core.worker_view import WorkerView
 from common.errors import Reason, WireError
+from common.story.writer import UNTOLD, Story
 from common.worker.forward_thread import ForwardJob
 
 IDLE_CHECK_DELAY_S = 0.25
@@ -60,8 +61,11 @@ class CoreLoop:
         perform: Callable[[WorkerEffect], None],
         submit: Callable[[ForwardJob], None],
         on_bug: Callable[[BaseException], None],
+        story: Story = UNTOLD,
     ) -> None:
         self._core = core
+        self._story = story
+        self._handle_event = story.recorded(core.handle)
         self._clock = clock
         self._perform = perform
         self._submit = submit
@@ -133,6 +137,7 @@ class CoreLoop:
         """Handle nothing more."""
         with self._lock:
             self._stopped = True
+            self._story.close()
         self._disarm()
 
     def _must_wake(self, left: list[WorkerEffect | ForwardJob]) -> bool:
@@ -188,7 +193,7 @@ class CoreLoop:
     def _handle(self, event: WorkerEvent) -> list[WorkerEffect | ForwardJob]:
         """With the lock: what the core asks for, in order; a forward brings the blocks to open and close before it."""
         asked: list[WorkerEffect | ForwardJob] = []
-        for effect in self._core.handle(event, self._clock.now()):
+        for effect in self._handle_event(event, self._clock.now()):
             match effect:
                 case OpenBlock() | CloseBlock():
                     self._changes.append(effect)

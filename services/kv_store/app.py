@@ -27,7 +27,7 @@ async def serve(config: KvStoreConfig, stop: asyncio.Event) -> None:
 
     An unreachable Redis is waited for: the port is open, calls end UNAVAILABLE, the ready file comes once it answers.
     """
-    async with open_backend(config.registry, MonotonicClock()) as backend:
+    async with open_backend(config, MonotonicClock()) as backend:
         server = RpcServer(service_names=[SERVICE_NAME])
         kv_registry_pb2_grpc.add_KvRegistryServiceServicer_to_server(KvRegistryServicer(backend.store), server.grpc)
         address = await server.start(config.host, config.port)

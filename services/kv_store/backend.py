@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.clock import Clock
+from common.config import KvStoreConfig
 from common.errors import WireError
+from common.story.cores import REGISTRY
+from common.story.writer import open_story
 from services.kv_store.janitor import sweep_forever
 from services.kv_store.memory_store import MemoryStore
 from services.kv_store.redis_store import RedisAddress, RedisStore
@@ -35,10 +38,18 @@ class Backend:
 
 
 @asynccontextmanager
-async def open_backend(registry: str, clock: Clock) -> AsyncIterator[Backend]:
-    """The backend of a `KvStoreConfig.registry`; closes its connections at the end."""
+async def open_backend(config: KvStoreConfig, clock: Clock) -> AsyncIterator[Backend]:
+    """The backend that the settings ask for; closes its connections at the end.
+
+    Raises ConfigError when a story is asked for and cannot be written. A registry in Redis runs no core and has none.
+    """
+    registry = config.registry
     if registry == "memory":
-        yield _memory_backend(MemoryStore(clock), clock)
+        story = open_story(config.story_dir, core=REGISTRY, service="kv_store", config=None)
+        try:
+            yield _memory_backend(MemoryStore(clock, story), clock)
+        finally:
+            story.close()
         return
     store = RedisStore(RedisAddress.parse(registry))
     try:

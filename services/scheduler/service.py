@@ -13,6 +13,8 @@ from common.core.scheduler_config import SchedulerConfig
 from common.errors import Reason, WireError
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
+from common.story.cores import SCHEDULER
+from common.story.writer import open_story
 from sangam.v1 import scheduler_pb2_grpc
 from services.scheduler.fencing import RegistryFencer
 from services.scheduler.liveness import Liveness
@@ -31,8 +33,11 @@ async def serve(config: SchedulerServiceConfig, stop: asyncio.Event) -> None:
     """
     clock = MonotonicClock()
     liveness = Liveness(timeout_s=config.heartbeat_timeout_s)
+    settings = core_config(config)
+    story = open_story(config.story_dir, core=SCHEDULER, service="scheduler", config=settings)
     shell = SchedulerShell(
-        core=SchedulerCore(core_config(config)),
+        core=SchedulerCore(settings),
+        story=story,
         clock=clock,
         liveness=liveness,
         calls=WorkerCalls(),
@@ -54,6 +59,7 @@ async def serve(config: SchedulerServiceConfig, stop: asyncio.Event) -> None:
             shell.stop(WireError(Reason.SCHEDULER_UNAVAILABLE, "the scheduler is stopping"))
     finally:
         await server.stop(STOP_GRACE_S)
+        story.close()
 
 
 def core_config(config: SchedulerServiceConfig) -> SchedulerConfig:

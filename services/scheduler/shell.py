@@ -43,6 +43,7 @@ from common.core.scheduler import SchedulerCore
 from common.core.work import RequestSpec
 from common.errors import Reason, WireError
 from common.rpc.status import internal_error
+from common.story.writer import UNTOLD, Story
 from common.telemetry import current_trace_id
 from services.scheduler.fencing import RegistryFencer
 from services.scheduler.liveness import Liveness, stale
@@ -59,9 +60,17 @@ class SchedulerShell:
     """Drives one `SchedulerCore`. Methods are called on the event loop that awaits `run`."""
 
     def __init__(
-        self, *, core: SchedulerCore, clock: Clock, liveness: Liveness, calls: WorkerCalls, fencer: RegistryFencer
+        self,
+        *,
+        core: SchedulerCore,
+        clock: Clock,
+        liveness: Liveness,
+        calls: WorkerCalls,
+        fencer: RegistryFencer,
+        story: Story = UNTOLD,
     ) -> None:
         self._core = core
+        self._handle_event = story.recorded(core.handle)
         self._clock = clock
         self._liveness = liveness
         self._worker_calls = calls
@@ -183,7 +192,7 @@ class SchedulerShell:
 
     def _handle(self, event: SchedulerEvent) -> list[SchedulerEffect]:
         try:
-            return self._core.handle(event, self._clock.now())
+            return self._handle_event(event, self._clock.now())
         except WireError:
             if isinstance(event, RequestSubmitted):
                 raise

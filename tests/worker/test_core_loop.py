@@ -144,13 +144,16 @@ async def test_after_the_last_block_there_is_no_forward_and_every_page_is_back()
 
 
 async def test_a_bug_on_the_forward_thread_is_raised_there_and_ends_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = WorkerCore.handle
+
+    def broken(core: WorkerCore, event: WorkerEvent, now: float) -> list[Any]:
+        if isinstance(event, IterationCompleted):
+            raise KeyError("a lost block")
+        return handle(core, event, now)
+
+    monkeypatch.setattr(WorkerCore, "handle", broken)
     shell = Shell()
     shell.loop.request(decode("a"))
-
-    def broken(event: WorkerEvent, now: float) -> list[Any]:
-        raise KeyError("a lost block")
-
-    monkeypatch.setattr(shell.core, "handle", broken)
     with pytest.raises(KeyError):
         shell.complete(shell.jobs[0])
     shell.loop.feed(LifeEnded())
