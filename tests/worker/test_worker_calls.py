@@ -290,8 +290,8 @@ async def test_a_bug_in_the_core_ends_the_worker(monkeypatch: pytest.MonkeyPatch
             raise KeyError("a lost block")
         return handle_event(core, event, now)
 
+    monkeypatch.setattr(WorkerCore, "handle", broken)
     async with workers(Role.DECODE, may_fail=True) as (decode,):
-        monkeypatch.setattr(WorkerCore, "handle", broken)
         assert (await refusal(decode.request_decode(named("a"), LocalPrefill())))[0] is Reason.PEER_LOST
         with pytest.raises(ExceptionGroup) as caught:
             await asyncio.wait_for(decode.task, PATIENCE_S)
