@@ -225,6 +225,12 @@ class WorkerConfig(CoreServiceConfig):
             choices=("tcp", "ucx", "auto"),
         ),
     )
+    kv_port: int = field(
+        default=0,
+        metadata=about(
+            "TCP port of the K/V data plane of a prefill worker (0: any free one)", minimum=0, maximum=65535
+        ),
+    )
     kv_lease_s: float = field(
         default=defaults.DEFAULT_KV_LEASE_S,
         metadata=about("how long K/V waits for a decode worker, in seconds", above=0),

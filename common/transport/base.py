@@ -145,8 +145,12 @@ class KvTransport(Protocol):
         """What it can fetch from: names in `KvHandle.transport`. Both ends agree when the handle's is among them."""
         ...
 
-    async def listen(self, host: str, provider: KvProvider) -> str:
-        """Serve reads on a free port of `host`; returns "host:port" with `host` as given. At most once."""
+    async def listen(self, host: str, provider: KvProvider, *, port: int = 0) -> str:
+        """Serve reads on `port` of `host` (0: any free one); returns "host:port" with `host` as given. At most once."""
+        ...
+
+    async def watch(self) -> None:
+        """Return when nothing is served (any more); raises what ended the listener before `aclose`, a bug."""
         ...
 
     async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float) -> FetchStats:

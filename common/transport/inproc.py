@@ -69,11 +69,16 @@ class InprocTransport:
         self._address = ""
         self._listener: _Listener | None = None
 
-    async def listen(self, host: str, provider: KvProvider) -> str:
-        """See `KvTransport.listen`."""
-        assert self._listener is None, "one listener per transport"
+    async def listen(self, host: str, provider: KvProvider, *, port: int = 0) -> str:
+        """See `KvTransport.listen`; the network gives out the ports, so `port` must be 0."""
+        assert self._listener is None and not port, "one listener per transport, at a port of the network's choice"
         self._address, self._listener = self._network.add(host, provider)
         return self._address
+
+    async def watch(self) -> None:
+        """See `KvTransport.watch`; nothing runs here that could fail."""
+        if self._listener is not None:
+            await asyncio.shield(self._listener.closed)
 
     async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float) -> FetchStats:
         """See `KvTransport.fetch`."""

@@ -49,6 +49,7 @@ class SocketTransport(ABC):
         self._max_reads = max_reads
         self._fetches = FetchTable()
         self._server: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
         self._reads = 0
         self._closed = False
 
@@ -60,20 +61,30 @@ class SocketTransport(ABC):
     async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
         """One whole read: payload bytes and trailer. Raises as `KvTransport.fetch`, its timeout excepted."""
 
-    async def listen(self, host: str, provider: KvProvider) -> str:
-        """See `KvTransport.listen`. Raises `OSError` when `host` is not this machine's."""
+    async def listen(self, host: str, provider: KvProvider, *, port: int = 0) -> str:
+        """See `KvTransport.listen`. Raises `OSError` when `host` is not this machine's, or the port is taken."""
         assert self._server is None and not self._closed, "one listener per transport"
-        family, target = await resolve(join(host, 0))
+        family, target = await resolve(join(host, port))
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setblocking(False)
+            # A worker that comes back takes its old port again, whatever connections of its former life linger.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(target)
             listener.listen(_BACKLOG)
         except BaseException:
             listener.close()
             raise
+        self._listener = listener
         self._server = asyncio.create_task(self._accept_loop(listener, provider), name=f"kv-{self.name}-accept")
         return join(host, listener.getsockname()[1])
+
+    async def watch(self) -> None:
+        """See `KvTransport.watch`."""
+        if self._server is not None:
+            await asyncio.wait([self._server])
+            if not self._server.cancelled():
+                self._server.result()
 
     async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float) -> FetchStats:
         """See `KvTransport.fetch`."""
@@ -102,6 +113,9 @@ class SocketTransport(ABC):
         if self._server is not None:
             self._server.cancel()
             await asyncio.wait([self._server])
+        if self._listener is not None:
+            # A server that was cancelled before it began has not closed it.
+            self._listener.close()
         await self._fetches.close()
 
     async def _accept_loop(self, listener: socket.socket, provider: KvProvider) -> None:

@@ -131,7 +131,7 @@ class WorkerApp:
             self._tasks = tasks
             self._forward.start()
             watch = watch_forwards(self._forward, limit_s=self._config.stuck_forward_s, on_stuck=self._on_bug)
-            parts = (self._raise_bug(), self._link.run(), self._registry.run(), watch)
+            parts = (self._raise_bug(), self._link.run(), self._registry.run(), self._transport.watch(), watch)
             background = [tasks.create_task(part) for part in parts]
             try:
                 await self._stop.wait()
@@ -164,9 +164,10 @@ class WorkerApp:
 
     async def _listen_for_kv(self) -> str:
         try:
-            return await self._transport.listen(self._config.host, self._serving)
+            return await self._transport.listen(self._config.host, self._serving, port=self._config.kv_port)
         except OSError as error:
-            raise ConfigError(f"--host: cannot listen on {self._config.host}: {error.strerror}") from None
+            where = f"--host {self._config.host} --kv-port {self._config.kv_port}"
+            raise ConfigError(f"{where}: cannot listen there: {error.strerror}") from None
 
     def _advertised(self, bound: str) -> str:
         host = advertised_host(

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.errors import Reason, WireError
+from common.transport.base import KvProvider
+from common.transport.byte_stream import ByteStream
 from common.transport.frames import HEADER_BYTES, MAX_DATA_BYTES, encode_control
 from common.transport.messages import Ack, Refusal
 from common.transport.tcp import TcpTransport
@@ -284,3 +286,34 @@ async def test_a_host_name_will_do() -> None:
         await reader.fetch(handle=handle_for(address), sink=sink, timeout_s=20.0)
         assert sink.content == DATA
         await lease.until_closed()
+
+
+class BrokenTransport(TcpTransport):
+    """A bug meets every connection."""
+
+    async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
+        raise KeyError("a bug")
+
+
+async def test_a_bug_in_the_listener_is_told_to_whom_it_may_concern() -> None:
+    owner = BrokenTransport()
+    host, _, port = (await owner.listen("127.0.0.1", MemoryProvider())).rpartition(":")
+    watching = asyncio.create_task(owner.watch())
+    with socket.create_connection((host, int(port))), pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(watching, 20.0)
+    assert caught.group_contains(KeyError, match="a bug")
+    await owner.aclose()
+
+
+async def test_a_listener_takes_the_port_it_is_given_again_after_a_restart() -> None:
+    async with transport() as first:
+        address = await first.listen("127.0.0.1", MemoryProvider())
+        port = int(address.rpartition(":")[2])
+        async with transport() as second:
+            with pytest.raises(OSError, match="in use"):
+                await second.listen("127.0.0.1", MemoryProvider(), port=port)
+        with socket.create_connection(("127.0.0.1", port)):
+            # Ended by the owner's side, this connection lingers at the port.
+            await first.aclose()
+    async with transport() as later:
+        assert await later.listen("127.0.0.1", MemoryProvider(), port=port) == address

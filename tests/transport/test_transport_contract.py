@@ -285,3 +285,15 @@ async def test_the_same_lease_can_be_read_again_after_a_failure(pair: Pair) -> N
     sink = MemorySink(2, 64)
     await pair.fetch(sink)
     assert sink.content == data and await second.until_closed() == [True]
+
+
+async def test_a_watched_listener_is_there_until_it_is_closed(pair: Pair) -> None:
+    watching = asyncio.create_task(pair.owner.watch())
+    lease = pair.provider.lend(random_layers(1, 64))
+    await pair.fetch(MemorySink(1, 64))
+    assert await lease.until_closed() == [True]
+    assert not watching.done()
+    await pair.owner.aclose()
+    await watching
+    # A transport that only reads serves nothing.
+    await pair.reader.watch()
