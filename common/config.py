@@ -24,6 +24,7 @@ from common.core.placement import COLOCATED_POLICIES, DECODE_POLICIES, PREFILL_P
 from common.errors import ConfigError
 
 ENV_PREFIX = "SANGAM_"
+_SCHEDULERS = "host:port of the scheduler, or of every scheduler with commas: the one that leads is followed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class ServiceConfig:
 class GatewayConfig(ServiceConfig):
     """Settings of `services.gateway`."""
 
-    scheduler_address: str = field(metadata=about("host:port of the scheduler", is_address=True))
+    scheduler_address: str = field(metadata=about(_SCHEDULERS, is_addresses=True))
     model_dir: Path = field(metadata=about("folder of the model (config and tokenizer; weights are not read)"))
     max_inflight_requests: int = field(
         default=defaults.DEFAULT_MAX_INFLIGHT_REQUESTS, metadata=about("requests admitted at once", minimum=1)
@@ -164,6 +165,17 @@ class SchedulerServiceConfig(CoreServiceConfig):
         default=defaults.DEFAULT_HEARTBEAT_TIMEOUT_S,
         metadata=about("longest silence of a worker before it counts as lost, in seconds", above=0),
     )
+    leader_lease: str = field(
+        default="",
+        metadata=about(
+            "redis://host:port/db where several schedulers agree on which of them leads (empty: this one always does)",
+            is_redis=True,
+        ),
+    )
+    leader_lease_s: float = field(
+        default=defaults.DEFAULT_LEADER_LEASE_S,
+        metadata=about("how long a leader leads without word from that Redis, in seconds", minimum=0.5),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +183,7 @@ class WorkerConfig(CoreServiceConfig):
     """Settings of `services.prefill_worker` and `services.decode_worker`."""
 
     worker_id: str = field(default="", metadata=about("stable name of the worker (empty: role and a random suffix)"))
-    scheduler_address: str = field(metadata=about("host:port of the scheduler", is_address=True))
+    scheduler_address: str = field(metadata=about(_SCHEDULERS, is_addresses=True))
     kv_store_address: str = field(
         default="", metadata=about("host:port of the KV registry (empty: none)", is_address=True)
     )

@@ -20,6 +20,7 @@ TokensOrAuto = int | Literal["auto"]
 MAX_TENANT_WEIGHT = 1000
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+_REDIS_FORM = "redis://host:port/db (db: a number, 0 if left out)"
 _REDIS_URL = re.compile(r"redis://(?P<address>[^/?#@\s]+)(/[0-9]{0,5})?")
 
 
@@ -31,7 +32,9 @@ def about(
     above: float | None = None,
     choices: Sequence[str] | None = None,
     is_address: bool = False,
+    is_addresses: bool = False,
     is_registry: bool = False,
+    is_redis: bool = False,
     is_weights: bool = False,
 ) -> dict[str, Any]:
     """Metadata of a setting: its command-line help and its allowed values."""
@@ -42,7 +45,9 @@ def about(
         "above": above,
         "choices": choices,
         "is_address": is_address,
+        "is_addresses": is_addresses,
         "is_registry": is_registry,
+        "is_redis": is_redis,
         "is_weights": is_weights,
     }
 
@@ -69,8 +74,12 @@ def parse_value(setting: Field[Any], hint: Any, text: str, source: str) -> Any:
         return _boolean(text, source)
     if setting.metadata["is_address"] and text:
         _check_address(text, source)
+    if setting.metadata["is_addresses"]:
+        parse_addresses(text, source)
     if setting.metadata["is_registry"]:
-        _check_registry(text, source)
+        check_registry(text, source)
+    if setting.metadata["is_redis"] and text:
+        _check_redis(text, source)
     if setting.metadata["is_weights"]:
         parse_tenant_weights(text, source)
     if hint is Path and not text:
@@ -114,11 +123,30 @@ def is_address(text: str) -> bool:
     return bool(separator and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536)
 
 
-def _check_registry(text: str, source: str) -> None:
-    # The value is not repeated: a URL that somebody put a password into belongs in no log.
+def parse_addresses(text: str, source: str = "--scheduler-address") -> tuple[str, ...]:
+    """The members of host:port,host:port,... ; raises ConfigError naming `source` unless each is there once."""
+    addresses = tuple(part.strip() for part in text.split(","))
+    wrong = [address for address in addresses if not is_address(address)]
+    if wrong or len(set(addresses)) < len(addresses):
+        raise ConfigError(f"{source}: must be host:port, or several different ones with commas, not {text!r}")
+    return addresses
+
+
+def check_registry(text: str, source: str) -> None:
+    """Raise ConfigError naming `source` unless `text` says where a registry is kept: memory, or a Redis."""
+    if text != "memory" and not _is_redis(text):
+        raise ConfigError(f"{source}: must be memory or {_REDIS_FORM}")
+
+
+def _check_redis(text: str, source: str) -> None:
+    if not _is_redis(text):
+        raise ConfigError(f"{source}: must be {_REDIS_FORM}")
+
+
+def _is_redis(text: str) -> bool:
+    # Messages do not repeat the value: a URL that somebody put a password into belongs in no log.
     found = _REDIS_URL.fullmatch(text)
-    if text != "memory" and not (found and is_address(found["address"])):
-        raise ConfigError(f"{source}: must be memory or redis://host:port/db (db: a number, 0 if left out)")
+    return bool(found and is_address(found["address"]))
 
 
 def parse_tenant_weights(text: str, source: str = "--tenant-weights") -> dict[str, int]:

@@ -79,6 +79,7 @@ def test_an_empty_variable_of_an_optional_setting_is_none():
     assert worker(SANGAM_READY_FILE="", SANGAM_KV_STORE_ADDRESS="").ready_file is None
 
 
+SEVERAL = "host:port, or several different ones with commas"
 BAD_VALUES = [
     (["--port", "x"], {}, "--port: must be a whole number, not 'x'"),
     (["--port", "-1"], {}, "--port: must be 0 or more, not -1"),
@@ -89,9 +90,12 @@ BAD_VALUES = [
     (["--kv-lease-s", "nan"], {}, "--kv-lease-s: must be a finite number, not 'nan'"),
     (["--dtype", "int8"], {}, "--dtype: must be one of auto, float32, bfloat16, float16, not 'int8'"),
     (["--log-level", "loud"], {}, "--log-level: must be one of debug, info, warning, error, not 'loud'"),
-    (["--scheduler-address", "nohost"], {}, "--scheduler-address: must be host:port, not 'nohost'"),
-    (["--scheduler-address", ":80"], {}, "--scheduler-address: must be host:port, not ':80'"),
-    (["--scheduler-address", "h:0"], {}, "--scheduler-address: must be host:port, not 'h:0'"),
+    (["--scheduler-address", "nohost"], {}, f"--scheduler-address: must be {SEVERAL}, not 'nohost'"),
+    (["--scheduler-address", ":80"], {}, f"--scheduler-address: must be {SEVERAL}, not ':80'"),
+    (["--scheduler-address", "h:0"], {}, f"--scheduler-address: must be {SEVERAL}, not 'h:0'"),
+    (["--scheduler-address", "h:1,h:1"], {}, f"--scheduler-address: must be {SEVERAL}, not 'h:1,h:1'"),
+    (["--scheduler-address", "h:1,"], {}, f"--scheduler-address: must be {SEVERAL}, not 'h:1,'"),
+    (["--otlp-endpoint", "nohost"], {}, "--otlp-endpoint: must be host:port, not 'nohost'"),
     (["--model-dir", ""], {}, "--model-dir: must be a path, not empty"),
     (["--token-budget", "0"], {}, "--token-budget: must be 1 or more, not 0"),
     (["--nonsense", "1"], {}, "unrecognized arguments: --nonsense 1"),

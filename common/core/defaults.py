@@ -43,6 +43,9 @@ DEFAULT_MAX_INFLIGHT_TOKENS = 8_388_608
 DEFAULT_HEARTBEAT_TIMEOUT_S = 3.0
 """Longest silence of a worker before its life counts as over."""
 
+DEFAULT_LEADER_LEASE_S = 2.0
+"""How long the leader of several schedulers leads without word from the lease's Redis."""
+
 DEFAULT_HEARTBEAT_KEEPALIVE_S = 0.5
 """Longest pause between two heartbeats of an idle worker."""
 

@@ -45,12 +45,15 @@ class RpcServer:
         await self.grpc.start()
         return f"{bracketed}:{bound_port}"
 
-    async def set_serving(self, serving: bool) -> None:
-        """What the health service answers from now on, for the whole server and each of its services."""
+    async def set_serving(self, serving: bool, *, whole: bool | None = None) -> None:
+        """What the health service answers from now on, for each service and for the server as a whole.
+
+        `whole`: what it answers for the server, where that differs (a standby is well, and serves nothing yet).
+        """
         statuses = health_pb2.HealthCheckResponse.ServingStatus
-        status = statuses.SERVING if serving else statuses.NOT_SERVING
         for name in ("", *self._service_names):
-            await self._health.set(name, status)
+            serves = whole if whole is not None and not name else serving
+            await self._health.set(name, statuses.SERVING if serves else statuses.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Answer NOT_SERVING, refuse new calls, give running ones `grace_s` seconds, then cancel them."""

@@ -42,6 +42,7 @@ _CODES: dict[Reason, int] = {
     Reason.PEER_LOST: code_pb2.UNAVAILABLE,
     Reason.ATTEMPTS_EXHAUSTED: code_pb2.ABORTED,
     Reason.SCHEDULER_UNAVAILABLE: code_pb2.UNAVAILABLE,
+    Reason.NOT_LEADER: code_pb2.UNAVAILABLE,
     Reason.CANCELLED: code_pb2.CANCELLED,
     Reason.DEADLINE_EXCEEDED: code_pb2.DEADLINE_EXCEEDED,
     Reason.INTERNAL: code_pb2.INTERNAL,

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from common.core.ids import WorkerLife
 from common.errors import Reason, WireError
-from common.transport.racing import race
+from common.racing import race
 
 T = TypeVar("T")
 

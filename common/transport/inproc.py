@@ -17,7 +17,7 @@ from common.transport.base import FetchStats, KvProvider, KvReadLease, KvReadReq
 from common.transport.byte_run import ByteRun
 from common.transport.fetches import FetchTable
 from common.transport.frames import MAX_DATA_BYTES
-from common.transport.racing import race
+from common.racing import race
 from common.transport.sizes import agreed_first_layer
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import DataFrame, FrameDecoder, encode_control
 from common.transport.messages import Accept, Ack, ReadRequest, Refusal, Trailer
-from common.transport.racing import race
+from common.racing import race
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from common.transport.messages import (
     Refusal,
     UcxPeer,
 )
-from common.transport.racing import race
+from common.racing import race
 from common.transport.sizes import agreed_first_layer
 from common.transport.tcp_reader import Received, connect, expect_trailer
 from common.transport.ucx_pieces import RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES, TagSequence, Window, pieces

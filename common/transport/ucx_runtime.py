@@ -27,7 +27,7 @@ from typing import Any
 
 from common.errors import ConfigError, Reason, WireError
 from common.transport.messages import UcxPeer
-from common.transport.racing import outlive
+from common.racing import outlive
 
 _log = logging.getLogger(__name__)
 _SETTINGS = {

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from common.clock import Clock, MonotonicClock
 from common.config import WorkerConfig
-from common.config_values import AUTO, tokens_or
+from common.config_values import AUTO, parse_addresses, tokens_or
 from common.core.cluster import WorkerSpec
 from common.core.defaults import DEFAULT_KV_PAGE_WAIT_S, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import BlockAttempt, Role, WorkerId, WorkerLife
@@ -83,7 +83,7 @@ class WorkerApp:
         self._transport = make_transport(config.kv_transport)
         self._staging = KvStaging(engine.pool)
         self._serving = self._make_serving()
-        self._link = SchedulerLink(address=config.scheduler_address, orders=self)
+        self._link = SchedulerLink(addresses=parse_addresses(config.scheduler_address), orders=self)
         self._registry = RegistryClient(address=config.kv_store_address, holdings=self._holdings)
         self._forward = ForwardThread(
             engine,
@@ -173,7 +173,7 @@ class WorkerApp:
         host = advertised_host(
             advertise_host=self._config.advertise_host,
             listen_host=self._config.host,
-            scheduler_address=self._config.scheduler_address,
+            scheduler_address=parse_addresses(self._config.scheduler_address)[0],
         )
         port = bound.rpartition(":")[2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

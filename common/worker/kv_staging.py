@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from common.engine.kv_pool import KvPool
-from common.transport.racing import outlive
+from common.racing import outlive
 
 T = TypeVar("T")
 

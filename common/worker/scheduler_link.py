@@ -1,10 +1,11 @@
-"""The worker's tie to the scheduler: registration, heartbeats up, orders down. Outlives any scheduler outage."""
+"""The worker's tie to the scheduler that leads: registration, heartbeats up, orders down. Outlives any outage."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
@@ -16,7 +17,7 @@ from common.core.defaults import DEFAULT_HEARTBEAT_KEEPALIVE_S, DEFAULT_REPORT_I
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.work import IterationReport
 from common.errors import InvalidRequest, Reason, WireError
-from common.rpc.channel import open_channel
+from common.racing import race
 from common.rpc.convert import (
     block_attempt_from_proto,
     block_attempt_to_proto,
@@ -25,6 +26,7 @@ from common.rpc.convert import (
     worker_life_to_proto,
     worker_spec_to_proto,
 )
+from common.rpc.leader_watch import LeaderWatch
 from common.rpc.status import wire_error
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
@@ -37,7 +39,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-"""Between two tries to reach the scheduler."""
+"""Between two ties, or tries at one."""
 
 REGISTER_TIMEOUT_S = 5.0
 """Deadline of one RegisterWorker call."""
@@ -81,13 +83,18 @@ class SchedulerOrders(Protocol):
 class SchedulerLink:
     """Registers, heartbeats, and starts over with backoff for as long as `run` runs.
 
+    Of several `addresses` it follows the scheduler that leads. One life serves one term: the next leader is served by a
+    new life, to which nothing of the old one counts, and a scheduler of a lower term than one served before is refused.
+
     Reports are coalesced: at most one message per `DEFAULT_REPORT_INTERVAL_S`, at least one per
     `DEFAULT_HEARTBEAT_KEEPALIVE_S` (more often for a scheduler with little patience).
     """
 
-    def __init__(self, *, address: str, orders: SchedulerOrders) -> None:
-        self._address = address
+    def __init__(self, *, addresses: Sequence[str], orders: SchedulerOrders) -> None:
+        self._watch = LeaderWatch(addresses)
         self._orders = orders
+        self._highest_term = 0
+        self._life_term = 0
         self._dirty = asyncio.Event()
         self._report: IterationReport | None = None
         self._kv_ended: list[BlockAttempt] = []
@@ -119,59 +126,87 @@ class SchedulerLink:
 
         A draining worker never registers again: a scheduler that does not know it yet would give it work.
         """
-        backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=True)
-        async with open_channel(self._address) as channel:
-            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            while not self._draining:
-                refusal = await self._register(stub)
-                if refusal is None:
-                    refusal = await self._heartbeat_steadily(stub, backoff)
-                self._on_end(refusal)
-                await backoff.wait()
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._watch.run())
+            try:
+                await self._keep_tied()
+            finally:
+                watching.cancel()
 
-    async def _register(self, stub: SchedulerServiceAsyncStub) -> WireError | None:
+    async def _keep_tied(self) -> None:
+        backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=True)
+        former = ""
+        while not self._draining:
+            leader = await self._watch.leading()
+            if leader != former:
+                backoff.reset()
+            former = leader
+            if self._draining:
+                return
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(self._watch.channel(leader))
+            refusal = await self._register(stub, leader)
+            if refusal is None:
+                refusal = await self._heartbeat_steadily(stub, leader, backoff)
+            self._on_end(refusal, leader)
+            await backoff.wait()
+
+    async def _register(self, stub: SchedulerServiceAsyncStub, leader: str) -> WireError | None:
+        request = worker_spec_to_proto(self._orders.spec())
+        request.least_term, request.life_term = self._highest_term, self._life_term
         try:
-            answer = await stub.RegisterWorker(worker_spec_to_proto(self._orders.spec()), timeout=REGISTER_TIMEOUT_S)
+            answer = await stub.RegisterWorker(request, timeout=REGISTER_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             return wire_error(error)
-        log.info("registered with scheduler %s", self._address)
+        if 0 < answer.term < self._highest_term:
+            text = f"its term {answer.term} is over, this worker knows of {self._highest_term}"
+            return WireError(Reason.STALE_INCARNATION, text)
+        self._highest_term = max(self._highest_term, answer.term)
+        self._life_term = answer.term
+        log.info("registered with scheduler %s", leader)
         if answer.heartbeat_timeout_ms:
             # Several may be lost or late before the scheduler loses patience.
             self._keepalive_s = min(DEFAULT_HEARTBEAT_KEEPALIVE_S, answer.heartbeat_timeout_ms / 1000 / 4)
         await self._orders.on_registered()
         return None
 
-    def _on_end(self, refusal: WireError | None) -> None:
+    def _on_end(self, refusal: WireError | None, leader: str) -> None:
         next_step = "draining without it" if self._draining else "registering again"
         if refusal is None:
-            log.warning("scheduler %s ended the heartbeat; %s", self._address, next_step)
+            log.warning("scheduler %s ended the heartbeat; %s", leader, next_step)
             return
-        log.warning("scheduler %s: %s (%s); %s", self._address, refusal, refusal.reason.value, next_step)
+        log.warning("scheduler %s: %s (%s); %s", leader, refusal, refusal.reason.value, next_step)
         if refusal.reason is Reason.STALE_INCARNATION:
             self._kv_ended.clear()
+            self._life_term = 0
             self._orders.on_life_ended(_least_incarnation(refusal))
 
-    async def _heartbeat_steadily(self, stub: SchedulerServiceAsyncStub, backoff: Backoff) -> WireError | None:
+    async def _heartbeat_steadily(
+        self, stub: SchedulerServiceAsyncStub, leader: str, backoff: Backoff
+    ) -> WireError | None:
         """As `_heartbeat`; only a tie that held for a while makes the next try an early one."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        refusal = await self._heartbeat(stub)
+        refusal = await self._heartbeat(stub, leader)
         if loop.time() - started_s >= STEADY_TIE_S:
             backoff.reset()
         return refusal
 
-    async def _heartbeat(self, stub: SchedulerServiceAsyncStub) -> WireError | None:
-        """Speak and listen until the stream ends; returns what it ended with."""
+    async def _heartbeat(self, stub: SchedulerServiceAsyncStub, leader: str) -> WireError | None:
+        """Speak and listen until the stream ends or another scheduler leads; returns what it ended with."""
         stream = stub.Heartbeat()
         async with asyncio.TaskGroup() as tasks:
             writer = tasks.create_task(self._write(stream))
             self._connected = True
             try:
-                return await self._read(stream)
+                return await race(self._read(stream), self._until_succeeded(leader))
             finally:
                 self._connected = False
                 writer.cancel()
                 stream.cancel()
+
+    async def _until_succeeded(self, leader: str) -> WireError:
+        successor = await self._watch.other_than({leader})
+        return WireError(Reason.NOT_LEADER, f"scheduler {successor} leads now")
 
     async def _read(self, stream: HeartbeatStream) -> WireError | None:
         try:

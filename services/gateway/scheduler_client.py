@@ -1,8 +1,9 @@
-"""The gateway's side of SchedulerService."""
+"""The gateway's side of SchedulerService: calls to whichever scheduler leads."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
@@ -11,32 +12,57 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.core.work import RequestSpec
 from common.errors import Reason, WireError
 from common.rpc.convert import request_spec_to_proto
+from common.rpc.leader_watch import SERVICE, LeaderWatch
 from common.rpc.status import wire_error
 from common.telemetry import trace_metadata
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.gateway.resume import Events, ScheduleBroken
 
+FIRST_WORD_S = 0.5
+"""How long a request waits for the first word of a leader before it counts as a broken call."""
+
 _HEALTH_POLL_S = 0.1
+_HEALTH_TIMEOUT_S = 1.0
 # Codes that say nothing about the request: the call broke, or its server went away.
 _BROKEN_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
-class SchedulerClient:
-    """Calls one scheduler over `channel`, which it does not own."""
+Call = grpc.aio.UnaryStreamCall[scheduler_pb2.ScheduleRequest, scheduler_pb2.ScheduleResponse]
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        self._health = health_pb2_grpc.HealthStub(channel)
+
+class SchedulerClient:
+    """Calls the leader among the schedulers at `addresses`, while `run` runs.
+
+    A call to one that leads no more is broken as soon as there is another, even if the first still seems to work on it:
+    it may stand still, and its workers serve it no longer.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._watch = LeaderWatch(addresses)
+        self._calls: dict[Call, str] = {}
+
+    async def run(self) -> None:
+        """Follow the leader until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run())
+            tasks.create_task(self._leave_former_leaders())
 
     async def schedule(self, spec: RequestSpec, *, timeout_s: float | None) -> Events:
         """See `services.gateway.resume.Scheduler.schedule`."""
-        call = self._stub.Schedule(request_spec_to_proto(spec), timeout=timeout_s, metadata=trace_metadata())
+        leader = await self._leader_within(FIRST_WORD_S)
+        if leader is None:
+            raise ScheduleBroken("none leads")
+        stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._watch.channel(leader))
+        call = stub.Schedule(request_spec_to_proto(spec), timeout=timeout_s, metadata=trace_metadata())
+        self._calls[call] = leader
         try:
             while (response := await self._read(call)) is not None:
                 yield response
                 if response.events and response.events[-1].HasField("finished"):
                     return
         finally:
+            self._calls.pop(call, None)
             call.cancel()
         raise ScheduleBroken("its answer ended before the request did")
 
@@ -45,28 +71,53 @@ class SchedulerClient:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    if await self._is_serving(timeout_s):
+                    # Asked anew: what the watch last heard may be of a scheduler that has just gone.
+                    if await self._is_serving(await self._watch.leading()):
                         return True
                     await asyncio.sleep(_HEALTH_POLL_S)
         except TimeoutError:
             return False
 
-    async def _read(
-        self, call: grpc.aio.UnaryStreamCall[scheduler_pb2.ScheduleRequest, scheduler_pb2.ScheduleResponse]
-    ) -> scheduler_pb2.ScheduleResponse | None:
+    async def _leader_within(self, limit_s: float) -> str | None:
+        try:
+            async with asyncio.timeout(limit_s):
+                return self._watch.leader or await self._watch.leading()
+        except TimeoutError:
+            return None
+
+    async def _leave_former_leaders(self) -> None:
+        leader = ""
+        while True:
+            leader = await self._watch.other_than({leader})
+            for call, asked in list(self._calls.items()):
+                if asked != leader:
+                    del self._calls[call]
+                    call.cancel()
+
+    async def _read(self, call: Call) -> scheduler_pb2.ScheduleResponse | None:
         """The next message, None at the end of the stream."""
         try:
             response = await call.read()
         except grpc.aio.AioRpcError as error:
             raise _verdict(error) from None
+        except asyncio.CancelledError:
+            if call in self._calls or _is_being_cancelled():
+                raise
+            raise ScheduleBroken("another one leads now") from None
         return response if isinstance(response, scheduler_pb2.ScheduleResponse) else None
 
-    async def _is_serving(self, timeout_s: float) -> bool:
+    async def _is_serving(self, address: str) -> bool:
+        stub = health_pb2_grpc.HealthStub(self._watch.channel(address))
         try:
-            answer = await self._health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout_s)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=_HEALTH_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _verdict(error: grpc.aio.AioRpcError) -> WireError:

@@ -7,8 +7,8 @@ import logging
 
 from common.clock import MonotonicClock
 from common.config import GatewayConfig
+from common.config_values import parse_addresses
 from common.model_config import load_model_config
-from common.rpc.channel import open_channel
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
 from common.text_codec import IdsOnly, load_text_codec
@@ -36,7 +36,9 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     if isinstance(text, IdsOnly):
         _log.warning("%s has no tokenizer: prompts must be token ids, answers have no text", config.model_dir)
     clock = MonotonicClock()
-    async with open_channel(config.scheduler_address) as channel:
+    schedulers = SchedulerClient(parse_addresses(config.scheduler_address))
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(schedulers.run())
         admission = Admission(
             max_requests=config.max_inflight_requests, max_tokens=config.max_inflight_tokens, clock=clock
         )
@@ -44,7 +46,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         servicer = InferenceServicer(
             model=model,
             text=work,
-            scheduler=SchedulerClient(channel),
+            scheduler=schedulers,
             admission=admission,
             clock=clock,
             default_deadline_s=config.default_deadline_s,
@@ -59,4 +61,5 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         await stop.wait()
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
         await server.stop(STOP_GRACE_S)
+        following.cancel()
         work.close()

@@ -15,7 +15,8 @@ from common.story.cores import REGISTRY
 from common.story.writer import open_story
 from services.kv_store.janitor import sweep_forever
 from services.kv_store.memory_store import MemoryStore
-from services.kv_store.redis_store import RedisAddress, RedisStore
+from common.redis_address import RedisAddress
+from services.kv_store.redis_store import RedisStore
 from services.kv_store.store import KvStore
 
 WATCH_INTERVAL_S = 0.5

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -23,6 +23,7 @@ from common.core.ids import BlockAttempt, RequestId, WorkerLife
 from common.core.registry import KvOutcome, Reconciliation
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
+from common.redis_address import RedisAddress
 from common.rpc.convert import kv_handle_from_proto, kv_handle_to_proto
 from sangam.v1 import types_pb2
 from services.kv_store import redis_scripts
@@ -37,25 +38,8 @@ MAX_CONNECTIONS = 16
 PREFIX = "{sangam:kv}:"
 """Of every key. The braces keep them in one slot of a Redis Cluster."""
 
-_SCHEME = "redis://"
 _Argument = str | bytes | int
 _READY_TTL_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisAddress:
-    """Where a Redis answers, and which of its databases is ours."""
-
-    host: str
-    port: int
-    database: int
-
-    @classmethod
-    def parse(cls, url: str) -> RedisAddress:
-        """Of a redis://host:port/db that `common.config` has accepted; the database is 0 if left out."""
-        address, _, database = url.removeprefix(_SCHEME).partition("/")
-        host, _, port = address.rpartition(":")
-        return cls(host=host.strip("[]"), port=int(port), database=int(database or 0))
 
 
 class RedisStore:

@@ -11,7 +11,7 @@ from common.clock import Clock
 from common.core.effects import FinishRequest, PublishBlock, PublishStep
 from common.core.events import KvLeaseEnded, WorkerReported
 from common.core.ids import ServingMode, WorkerId
-from common.errors import Reason, WireError
+from common.errors import InvalidRequest, Reason, WireError
 from common.rpc.convert import (
     block_attempt_from_proto,
     block_attempt_to_proto,
@@ -28,19 +28,20 @@ from common.rpc.convert import (
 )
 from common.rpc.deadline import child_timeout_s, remaining_s
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.liveness import HeartbeatStream, Liveness, Orders
+from services.scheduler.leadership import MAX_TERM
+from services.scheduler.liveness import HeartbeatStream, Orders, stale
+from services.scheduler.office import Office
 from services.scheduler.outbox import Shown
-from services.scheduler.shell import SchedulerShell
+from services.scheduler.reign import Reign
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """The five RPCs. `mode` is what workers are told at registration."""
+    """The five RPCs, all NOT_LEADER while another scheduler leads. `mode` is what workers are told at registration."""
 
-    def __init__(self, *, shell: SchedulerShell, liveness: Liveness, clock: Clock, mode: ServingMode) -> None:
-        self._shell = shell
-        self._liveness = liveness
+    def __init__(self, *, office: Office, clock: Clock, mode: ServingMode) -> None:
+        self._office = office
         self._clock = clock
         self._mode = mode
 
@@ -48,9 +49,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ScheduleRequest, context: Context
     ) -> AsyncIterator[scheduler_pb2.ScheduleResponse]:
         """Run one request; its end, however it comes, ends the request in the core too."""
+        shell = self._office.reign().shell
         spec = request_spec_from_proto(request, deadline_s=child_timeout_s(context))
-        ahead = self._shell.queued_blocks
-        outbox = self._shell.submit(spec)
+        ahead = shell.queued_blocks
+        outbox = shell.submit(spec)
         try:
             queued = scheduler_pb2.ScheduleEvent(queued=scheduler_pb2.ScheduleQueued(ahead=ahead))
             yield scheduler_pb2.ScheduleResponse(events=[queued])
@@ -58,15 +60,24 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 yield scheduler_pb2.ScheduleResponse(events=map(_schedule_event, batch))
         finally:
             late = remaining_s(context) == 0
-            self._shell.abandon(outbox, Reason.DEADLINE_EXCEEDED if late else Reason.CANCELLED)
+            shell.abandon(outbox, Reason.DEADLINE_EXCEEDED if late else Reason.CANCELLED)
 
     async def RegisterWorker(
         self, request: scheduler_pb2.RegisterWorkerRequest, context: Context
     ) -> scheduler_pb2.RegisterWorkerResponse:
-        """Take a worker life on; idempotent while it lives."""
-        self._shell.register(worker_spec_from_proto(request))
+        """Take a worker life on; idempotent while it lives.
+
+        A life that served another term is refused (STALE_INCARNATION): what it still does for that term counts no more.
+        """
+        worker = worker_spec_from_proto(request)
+        reign = self._office.reign_over(_term(request.least_term, "least_term"))
+        if request.life_term not in (0, reign.term):
+            raise stale(worker.life, least_incarnation=worker.life.incarnation + 1)
+        reign.shell.register(worker)
         return scheduler_pb2.RegisterWorkerResponse(
-            mode=serving_mode_to_proto(self._mode), heartbeat_timeout_ms=round(self._liveness.timeout_s * 1000)
+            mode=serving_mode_to_proto(self._mode),
+            heartbeat_timeout_ms=round(reign.liveness.timeout_s * 1000),
+            term=reign.term,
         )
 
     async def Heartbeat(
@@ -76,42 +87,45 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = await anext(request_iterator, None)
         if first is None:
             return
-        self._shell.check_serving()
+        reign = self._office.reign()
+        reign.shell.check_serving()
         life = worker_life_from_proto(first.life)
-        stream = self._liveness.attach(life, self._clock.now())
-        listening = self._shell.spawn(self._listen(stream, first, request_iterator))
+        stream = reign.liveness.attach(life, self._clock.now())
+        listening = reign.shell.spawn(self._listen(reign, stream, first, request_iterator))
         try:
             async for orders in stream:
                 yield _orders_to_proto(orders)
         finally:
             listening.cancel()
-            if self._liveness.is_current(stream):
-                self._shell.lose(life, "its heartbeat stream ended")
+            if reign.liveness.is_current(stream):
+                reign.shell.lose(life, "its heartbeat stream ended")
 
     async def GetClusterState(
         self, request: scheduler_pb2.GetClusterStateRequest, context: Context
     ) -> scheduler_pb2.GetClusterStateResponse:
         """The core's view of the cluster."""
-        return cluster_view_to_proto(self._shell.view)
+        return cluster_view_to_proto(self._office.reign().shell.view)
 
     async def DrainWorker(
         self, request: scheduler_pb2.DrainWorkerRequest, context: Context
     ) -> scheduler_pb2.DrainWorkerResponse:
         """Give a worker nothing new and tell it to finish; idempotent. Raises WORKER_NOT_FOUND."""
-        self._shell.drain(self._liveness.life_of(WorkerId(request.worker_id)), order=True)
+        reign = self._office.reign()
+        reign.shell.drain(reign.liveness.life_of(WorkerId(request.worker_id)), order=True)
         return scheduler_pb2.DrainWorkerResponse()
 
     async def _listen(
         self,
+        reign: Reign,
         stream: HeartbeatStream,
         first: scheduler_pb2.HeartbeatRequest,
         others: AsyncIterator[scheduler_pb2.HeartbeatRequest],
     ) -> None:
         """Read reports until the worker ends its side; then, or on a malformed message, end the stream."""
         try:
-            self._heed(stream, first)
+            self._heed(reign, stream, first)
             async for request in others:
-                self._heed(stream, request)
+                self._heed(reign, stream, request)
         except WireError as error:
             stream.close(error)
         except grpc.aio.BaseError:
@@ -119,17 +133,23 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             stream.close()
 
-    def _heed(self, stream: HeartbeatStream, request: scheduler_pb2.HeartbeatRequest) -> None:
+    def _heed(self, reign: Reign, stream: HeartbeatStream, request: scheduler_pb2.HeartbeatRequest) -> None:
         life = stream.life
-        if not self._liveness.is_current(stream):
+        if not reign.liveness.is_current(stream):
             return
-        self._liveness.heard(life, self._clock.now())
+        reign.liveness.heard(life, self._clock.now())
         if request.HasField("report"):
-            self._shell.apply(WorkerReported(life=life, report=iteration_report_from_proto(request.report)))
+            reign.shell.apply(WorkerReported(life=life, report=iteration_report_from_proto(request.report)))
         for ended in request.kv_ended:
-            self._shell.apply(KvLeaseEnded(owner=life, attempt=block_attempt_from_proto(ended)))
+            reign.shell.apply(KvLeaseEnded(owner=life, attempt=block_attempt_from_proto(ended)))
         if request.draining:
-            self._shell.drain(life, order=False)
+            reign.shell.drain(life, order=False)
+
+
+def _term(number: int, field: str) -> int:
+    if number > MAX_TERM:
+        raise InvalidRequest(field, f"must be {MAX_TERM} or less")
+    return number
 
 
 def _schedule_event(item: Shown) -> scheduler_pb2.ScheduleEvent:

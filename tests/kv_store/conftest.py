@@ -10,7 +10,8 @@ import pytest
 
 from common.clock import ManualClock
 from services.kv_store.memory_store import MemoryStore
-from services.kv_store.redis_store import RedisAddress, RedisStore
+from common.redis_address import RedisAddress
+from services.kv_store.redis_store import RedisStore
 from tests.kv_store.registry import Registry, served
 from tests.redis_server import RedisServer
 

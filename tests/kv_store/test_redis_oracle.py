@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.core.registry import RegistryCore
 from common.core.work import KvHandle
-from services.kv_store.redis_store import RedisAddress, RedisStore
+from common.redis_address import RedisAddress
+from services.kv_store.redis_store import RedisStore
 from tests.kv_store.registry import HOUR_S
 from tests.redis_server import RedisServer
 

@@ -12,7 +12,8 @@ from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.core.registry import KvOutcome, Reconciliation
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
-from services.kv_store.redis_store import CALL_TIMEOUT_S, MAX_CONNECTIONS, PREFIX, RedisAddress, RedisStore
+from common.redis_address import RedisAddress
+from services.kv_store.redis_store import CALL_TIMEOUT_S, MAX_CONNECTIONS, PREFIX, RedisStore
 from tests.kv_store.registry import HOUR_S
 from tests.redis_server import RedisServer
 

@@ -199,7 +199,7 @@ async def test_a_burst_of_reports_becomes_its_newest() -> None:
     async with workers(Role.DECODE) as (decode,):
         server = SchedulerServer()
         await server.start()
-        link = SchedulerLink(address=server.address, orders=Listener(decode))
+        link = SchedulerLink(addresses=[server.address], orders=Listener(decode))
         task = asyncio.create_task(link.run())
         await server.scheduler.until(lambda: bool(server.scheduler.heartbeats))
         for iteration in range(1, 1001):

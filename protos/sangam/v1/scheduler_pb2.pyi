@@ -72,7 +72,7 @@ class ScheduleFinished(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("life", "role", "address", "kv_transport", "kv_address", "layout_fingerprint", "model_id", "pages_total", "page_size_tokens", "max_canvas_tokens", "token_budget_tokens", "max_batch_size", "max_prefill_tokens_per_batch", "fast_link_domain", "model_fingerprint")
+    __slots__ = ("life", "role", "address", "kv_transport", "kv_address", "layout_fingerprint", "model_id", "pages_total", "page_size_tokens", "max_canvas_tokens", "token_budget_tokens", "max_batch_size", "max_prefill_tokens_per_batch", "fast_link_domain", "model_fingerprint", "least_term", "life_term")
     LIFE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,8 @@ class RegisterWorkerRequest(_message.Message):
     MAX_PREFILL_TOKENS_PER_BATCH_FIELD_NUMBER: _ClassVar[int]
     FAST_LINK_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LEAST_TERM_FIELD_NUMBER: _ClassVar[int]
+    LIFE_TERM_FIELD_NUMBER: _ClassVar[int]
     life: _types_pb2.WorkerLife
     role: _types_pb2.WorkerRole
     address: str
@@ -103,15 +105,19 @@ class RegisterWorkerRequest(_message.Message):
     max_prefill_tokens_per_batch: int
     fast_link_domain: str
     model_fingerprint: str
-    def __init__(self, life: _Optional[_Union[_types_pb2.WorkerLife, _Mapping]] = ..., role: _Optional[_Union[_types_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., kv_transport: _Optional[str] = ..., kv_address: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., model_id: _Optional[str] = ..., pages_total: _Optional[int] = ..., page_size_tokens: _Optional[int] = ..., max_canvas_tokens: _Optional[int] = ..., token_budget_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_prefill_tokens_per_batch: _Optional[int] = ..., fast_link_domain: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+    least_term: int
+    life_term: int
+    def __init__(self, life: _Optional[_Union[_types_pb2.WorkerLife, _Mapping]] = ..., role: _Optional[_Union[_types_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., kv_transport: _Optional[str] = ..., kv_address: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., model_id: _Optional[str] = ..., pages_total: _Optional[int] = ..., page_size_tokens: _Optional[int] = ..., max_canvas_tokens: _Optional[int] = ..., token_budget_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_prefill_tokens_per_batch: _Optional[int] = ..., fast_link_domain: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., least_term: _Optional[int] = ..., life_term: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("mode", "heartbeat_timeout_ms")
+    __slots__ = ("mode", "heartbeat_timeout_ms", "term")
     MODE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     mode: _types_pb2.ServingMode
     heartbeat_timeout_ms: int
-    def __init__(self, mode: _Optional[_Union[_types_pb2.ServingMode, str]] = ..., heartbeat_timeout_ms: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, mode: _Optional[_Union[_types_pb2.ServingMode, str]] = ..., heartbeat_timeout_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("life", "report", "draining", "kv_ended")

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub:
-    """The central scheduler: places every block of every request.
+    """The central scheduler: places every block of every request. Of several, one leads; the others answer NOT_LEADER, and
+    their health for this service is NOT_SERVING until they lead.
     """
 
     def __init__(self, channel):
@@ -63,7 +64,8 @@ class SchedulerServiceStub:
 
 
 class SchedulerServiceServicer:
-    """The central scheduler: places every block of every request.
+    """The central scheduler: places every block of every request. Of several, one leads; the others answer NOT_LEADER, and
+    their health for this service is NOT_SERVING until they lead.
     """
 
     def Schedule(self, request, context):
@@ -138,7 +140,8 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
-    """The central scheduler: places every block of every request.
+    """The central scheduler: places every block of every request. Of several, one leads; the others answer NOT_LEADER, and
+    their health for this service is NOT_SERVING until they lead.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SchedulerServiceStub:
-    """The central scheduler: places every block of every request."""
+    """The central scheduler: places every block of every request. Of several, one leads; the others answer NOT_LEADER, and
+    their health for this service is NOT_SERVING until they lead.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -46,7 +48,9 @@ class SchedulerServiceStub:
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
-    """The central scheduler: places every block of every request."""
+    """The central scheduler: places every block of every request. Of several, one leads; the others answer NOT_LEADER, and
+    their health for this service is NOT_SERVING until they lead.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Schedule: _aio.UnaryStreamMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.ScheduleResponse]  # type: ignore[assignment]
@@ -61,7 +65,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Give a worker no new work and let it finish what it has. (CLI.)"""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The central scheduler: places every block of every request."""
+    """The central scheduler: places every block of every request. Of several, one leads; the others answer NOT_LEADER, and
+    their health for this service is NOT_SERVING until they lead.
+    """
 
     @_abc_1.abstractmethod
     def Schedule(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from common.transport.racing import race
+from common.racing import race
 
 
 class Runner:
