@@ -26,7 +26,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class LeaderWatch:
-    """Watches the schedulers at `addresses` (host:port) while `run` runs, over channels that it owns. Event loop only."""
+    """Watches the schedulers at `addresses` (host:port) while `run` runs, over channels of its own. Event loop only."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         assert addresses, "no scheduler to watch"

@@ -13,11 +13,11 @@ from typing import NoReturn
 from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
+from common.racing import race
 from common.transport.base import FetchStats, KvProvider, KvReadLease, KvReadRequest, KvSink
 from common.transport.byte_run import ByteRun
 from common.transport.fetches import FetchTable
 from common.transport.frames import MAX_DATA_BYTES
-from common.racing import race
 from common.transport.sizes import agreed_first_layer
 
 _log = logging.getLogger(__name__)

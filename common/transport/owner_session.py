@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from common.errors import Reason, WireError
+from common.racing import race
 from common.transport.base import KvProvider, KvReadLease
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import DataFrame, FrameDecoder, encode_control
 from common.transport.messages import Accept, Ack, ReadRequest, Refusal, Trailer
-from common.racing import race
 
 _log = logging.getLogger(__name__)
 

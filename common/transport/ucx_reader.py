@@ -8,6 +8,7 @@ from collections import deque
 from typing import NoReturn
 
 from common.errors import Reason, WireError
+from common.racing import race
 from common.transport.base import KvSink
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
@@ -23,7 +24,6 @@ from common.transport.messages import (
     Refusal,
     UcxPeer,
 )
-from common.racing import race
 from common.transport.sizes import agreed_first_layer
 from common.transport.tcp_reader import Received, connect, expect_trailer
 from common.transport.ucx_pieces import RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES, TagSequence, Window, pieces

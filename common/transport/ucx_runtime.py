@@ -26,8 +26,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from common.errors import ConfigError, Reason, WireError
-from common.transport.messages import UcxPeer
 from common.racing import outlive
+from common.transport.messages import UcxPeer
 
 _log = logging.getLogger(__name__)
 _SETTINGS = {

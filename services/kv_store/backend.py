@@ -11,11 +11,11 @@ from typing import Any
 from common.clock import Clock
 from common.config import KvStoreConfig
 from common.errors import WireError
+from common.redis_address import RedisAddress
 from common.story.cores import REGISTRY
 from common.story.writer import open_story
 from services.kv_store.janitor import sweep_forever
 from services.kv_store.memory_store import MemoryStore
-from common.redis_address import RedisAddress
 from services.kv_store.redis_store import RedisStore
 from services.kv_store.store import KvStore
 

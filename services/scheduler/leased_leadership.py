@@ -20,7 +20,7 @@ TRIES_PER_LEASE = 10
 
 LONGEST_LOOK_PAUSE_S = 0.25
 SHORTEST_LOOK_PAUSE_S = 0.02
-"""Between two looks of a standby at the lease; it looks again when the lease may end, at the latest after the longest."""
+"""Between two looks of a standby at the lease: until the lease may end, at most the longest."""
 
 STEP_DOWN_SHARE = 0.9
 """A leader stops leading after this share of its lease, by its own clock: clocks differ, and stopping takes time."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.clock import ManualClock
-from services.kv_store.memory_store import MemoryStore
 from common.redis_address import RedisAddress
+from services.kv_store.memory_store import MemoryStore
 from services.kv_store.redis_store import RedisStore
 from tests.kv_store.registry import Registry, served
 from tests.redis_server import RedisServer
