@@ -9,7 +9,7 @@ KV_TRANSPORT ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: compose-test help install install-dev demo test mutants lint format stubs bench-overhead bench-core bench-kv clean
+.PHONY: compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-kv clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ test: $(VENV)/.installed-dev ## Run the whole suite (installs Debian's redis-ser
 
 mutants: $(VENV)/.installed-dev ## Break the cores one rule at a time; a table of what the suite kills (all of them).
 	@PYTHONPATH=.:protos $(BIN)/python -m tests.core.mutants
+
+invariance: $(VENV)/.installed-runtime ## Held-out questions to loaded clusters of each mode, with kills: every answer is its solo answer.
+	@$(BIN)/python -m tests.invariance.proof
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, import rules, buf lint, stub check.
 	@echo "== ruff"       && $(BIN)/ruff check . && $(BIN)/ruff format --check .
