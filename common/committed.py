@@ -33,7 +33,7 @@ class Reveal:
 
 
 class CommittedTokens:
-    """All tokens seen of one request. The first token seen at a position stays; repeats are ignored."""
+    """All tokens seen of one request. The first token seen at a position stays; `divergences` counts other repeats."""
 
     def __init__(self, *, max_tokens: int, eos_token_id: int | None) -> None:
         """`max_tokens` is where the output is cut; `eos_token_id` None means: go on past end of text."""
@@ -43,6 +43,7 @@ class CommittedTokens:
         self._tokens: dict[int, int] = {}
         self._committed: list[int] = []
         self._finish: FinishReason | None = None
+        self.divergences = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -63,6 +64,7 @@ class CommittedTokens:
         """Take one step's delta (parallel sequences); positions behind the cut or already seen do nothing."""
         fresh = []
         for index, (position, token) in enumerate(zip(positions, token_ids, strict=True)):
+            self.divergences += self._tokens.get(position, token) != token
             if position >= self._end or position in self._tokens or self._finish is not None:
                 continue
             self._tokens[position] = token

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
-from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader as SdkMetricReader
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from common.errors import ConfigError
+from common.metrics.readings import MetricReader, Reading
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -26,6 +30,7 @@ class _Provider(Protocol):
 
 
 _providers: list[_Provider] = []
+_reader: MetricReader | None = None
 
 
 def setup_logging(level: str) -> None:
@@ -34,21 +39,38 @@ def setup_logging(level: str) -> None:
 
 
 def setup_telemetry(service_name: str, otlp_endpoint: str) -> None:
-    """Give this process real trace ids, and export to the collector at `otlp_endpoint` (host:port) unless empty.
+    """Give this process real trace ids and instruments that count, and export both to the collector at
+    `otlp_endpoint` (host:port) unless empty.
 
-    Call once, early. Raises ConfigError when an endpoint is set and the exporter package is not installed.
+    Call once, early; later calls change nothing. Raises ConfigError when an endpoint is set and the exporter package
+    is not installed.
     """
-    resource = Resource.create({"service.name": f"sangam-{service_name.replace('_', '-')}"})
+    global _reader
+    if _reader is not None:
+        return
+    # Processes of one service must be told apart, or a collector would take their totals for one that jumps.
+    instance = f"{socket.gethostname()}:{os.getpid()}"
+    resource = Resource.create(
+        {"service.name": f"sangam-{service_name.replace('_', '-')}", "service.instance.id": instance}
+    )
     tracer_provider = TracerProvider(resource=resource)
-    readers = []
+    reader = MetricReader()
+    readers: list[SdkMetricReader] = [reader.sdk_reader]
     if otlp_endpoint:
         span_exporter, metric_exporter = _make_exporters(otlp_endpoint)
         tracer_provider.add_span_processor(BatchSpanProcessor(span_exporter))
         readers.append(PeriodicExportingMetricReader(metric_exporter))
-    meter_provider = MeterProvider(resource=resource, metric_readers=readers)
+    # No exemplars: they cost each measurement a look at the running span, and nothing here reads them.
+    meter_provider = MeterProvider(resource=resource, metric_readers=readers, exemplar_filter=AlwaysOffExemplarFilter())
     trace.set_tracer_provider(tracer_provider)
     metrics.set_meter_provider(meter_provider)
     _providers.extend((tracer_provider, meter_provider))
+    _reader = reader
+
+
+def metric_readings() -> list[Reading]:
+    """What the instruments of this process have measured; nothing before `setup_telemetry`."""
+    return [] if _reader is None else _reader.readings()
 
 
 def shutdown_telemetry() -> None:

@@ -255,6 +255,7 @@ class Cluster:
             gateway=self.gateway_address,
             scheduler=self.scheduler_address,
             mode=self.config.mode.value,
+            kv_store=self.kv_store_address,
         )
         facts.write(self.config.run_dir)
 

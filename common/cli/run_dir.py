@@ -21,12 +21,13 @@ class NoCluster(SangamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningCluster:
-    """What a cluster wrote down about itself: its supervisor's pid, host:port of gateway and scheduler, its mode."""
+    """What a cluster wrote down about itself: its supervisor's pid, host:port of three services, its mode."""
 
     pid: int
     gateway: str
     scheduler: str
     mode: str
+    kv_store: str = ""
 
     def write(self, run_dir: Path) -> None:
         """Leave the facts in the run folder."""
@@ -66,6 +67,11 @@ def read_cluster_file(run_dir: Path) -> RunningCluster | None:
     return cluster if _is_running(cluster.pid) else None
 
 
+def running_clusters() -> list[RunningCluster]:
+    """Every cluster of this user that runs here."""
+    return [cluster for run_dir in sorted(runs_dir().glob("*")) if (cluster := read_cluster_file(run_dir))]
+
+
 def find_scheduler(address: str) -> str:
     """host:port of the scheduler to talk to: `address` if given, else that of the one cluster of this user.
 
@@ -75,7 +81,7 @@ def find_scheduler(address: str) -> str:
         if not is_address(address):
             raise ConfigError(f"--address: must be host:port, not {address!r}")
         return address
-    found = [cluster for run_dir in sorted(runs_dir().glob("*")) if (cluster := read_cluster_file(run_dir))]
+    found = running_clusters()
     if not found:
         raise NoCluster("no cluster of yours is running here; start one with `sangam up`, or name its --address")
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""Show the cluster as its scheduler sees it: workers, pages, prefill load, queues."""
+"""Show the cluster as its scheduler sees it: workers, pages, prefill load, queues; on request, what all measured."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import argparse
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
 
-from common.cli.run_dir import find_scheduler
+from common.cli.cluster_metrics import fetch_all, metric_facts, render_metrics
+from common.cli.run_dir import find_scheduler, running_clusters
 from common.cli.table import render_table
+from common.config_values import is_address
 from common.core.ids import Role, ServingMode
-from common.errors import Reason, WireError
+from common.errors import ConfigError, Reason, WireError
 from common.rpc.channel import open_channel
 from common.rpc.convert import role_from_proto, serving_mode_from_proto
 from common.rpc.status import wire_error
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 TIMEOUT_S = 5.0
+OTHER_SERVICES = ("gateway", "kv_store")
+"""Services that the scheduler does not know the addresses of."""
 
 _HEADER = (
     *("worker", "role", "incarnation", "address", "pages free", "pages", "prefill tokens"),
@@ -30,6 +35,18 @@ _HEADER = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sangam status`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help="ask every service what it has measured (docs/metrics.md), leaks first; fails when one does not answer",
+    )
+    for service in OTHER_SERVICES:
+        parser.add_argument(
+            f"--{service.replace('_', '-')}",
+            default="",
+            metavar="HOST:PORT",
+            help=f"with --metrics: the {service} (default: that of the cluster you started with `sangam up`)",
+        )
     add_address_argument(parser)
 
 
@@ -45,9 +62,35 @@ def add_address_argument(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0. Raises NoCluster, or WireError when the scheduler cannot be asked."""
-    state = asyncio.run(fetch_state(find_scheduler(args.address)))
-    print(json.dumps(facts(state), indent=2) if args.json else render(state))
-    return 0
+    address = find_scheduler(args.address)
+    state = asyncio.run(fetch_state(address))
+    document, text, complete = facts(state), render(state), True
+    if args.metrics:
+        named = {service: getattr(args, service) for service in OTHER_SERVICES}
+        readings = asyncio.run(fetch_all(service_addresses(state, scheduler=address, named=named)))
+        document["metrics"] = metric_facts(readings)
+        text = f"{text}\n{render_metrics(readings)}"
+        complete = None not in readings.values()
+    print(json.dumps(document, indent=2) if args.json else text)
+    return 0 if complete else 1
+
+
+def service_addresses(
+    state: scheduler_pb2.GetClusterStateResponse, *, scheduler: str, named: Mapping[str, str]
+) -> dict[str, str]:
+    """host:port of the cluster's services by name: workers as registered, the others as `named` ("": look it up).
+
+    A service that is neither named nor found in the run folder of a cluster started here is left out. Raises
+    ConfigError for an address that is none.
+    """
+    started_here = next((cluster for cluster in running_clusters() if cluster.scheduler == scheduler), None)
+    addresses = {"scheduler": scheduler}
+    for service, address in named.items():
+        if address and not is_address(address):
+            raise ConfigError(f"--{service.replace('_', '-')}: must be host:port, not {address!r}")
+        addresses[service] = address or getattr(started_here, service, "")
+    workers = {worker.life.worker_id: worker.address for worker in state.workers}
+    return {name: address for name, address in {**addresses, **workers}.items() if address}
 
 
 async def fetch_state(address: str) -> scheduler_pb2.GetClusterStateResponse:

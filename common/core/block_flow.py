@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from common.core.effects import (
@@ -20,13 +21,14 @@ from common.core.effects import (
     SchedulerEffect,
 )
 from common.core.fleet import Fleet
-from common.core.ids import CallId, Role, ServingMode, WorkerId, WorkerLife
+from common.core.ids import BlockAttempt, CallId, Role, ServingMode, WorkerId, WorkerLife
 from common.core.reasons import message_for
 from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState, told
 from common.core.request_book import RequestBook
 from common.core.scheduler_config import SchedulerConfig
 from common.core.threshold_tuner import ThresholdTuner
 from common.core.timers import TimerKind, Timers
+from common.core.unowned import Holding, Unowned
 from common.core.work import BlockCompletion, KvHandle, KvSource, LocalPrefill, NoKv, RemoteKv, StepDelta
 from common.core.worker_account import WorkerAccount
 from common.errors import Reason
@@ -263,6 +265,31 @@ class BlockFlow:
             found = self.live(call.call_id)
             assert found is not None and call.call_id in found[2].pages.held, call
         assert len(self.book) or not self._calls, "calls for nobody"
+
+    def unowned(self, clients: Collection[str]) -> list[Unowned]:
+        """Reservations without a call or block, requests without one of `clients`, and the other way round."""
+        found = [found for account in self.fleet.accounts for found in self._unowned_at(account)]
+        for call in self._calls.values():
+            if call.request_id not in self.book:
+                found.append(Unowned(holding=Holding.REQUESTS, name=f"call {call.call_id} of {call.request_id}"))
+        alive: frozenset[str] = self.book.request_ids
+        for request_id in sorted(alive ^ set(clients)):
+            problem = "has no client" if request_id in alive else "is over, but its client waits"
+            found.append(Unowned(holding=Holding.REQUESTS, name=f"request {request_id} {problem}"))
+        return found
+
+    def _unowned_at(self, account: WorkerAccount) -> Iterator[Unowned]:
+        for holder, pages in account.pages.held.items():
+            where = f"{holder} at {account.life.worker_id}"
+            if not isinstance(holder, BlockAttempt):
+                owned = holder in self._calls
+            else:
+                request = self.book.get(holder.request_id)
+                owned = request is not None and request.block_attempt == holder
+                if not owned:
+                    yield Unowned(holding=Holding.LEASES, name=f"K/V of {where}")
+            if not owned:
+                yield Unowned(holding=Holding.PAGES, name=f"pages of {where}", count=pages)
 
     def _open_call(self, request: Request, account: WorkerAccount, kind: CallKind) -> Call:
         assert request.call is None, request.id

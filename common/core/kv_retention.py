@@ -71,8 +71,11 @@ class KvRetention:
 
     def expire(self, now: float) -> list[ForgetKv]:
         """Withdraw what is past its lease and not being sent."""
-        due = [attempt for attempt, block in self._leases() if block.expires_at_s <= now]
-        return [effect for attempt in due for effect in self.withdraw(attempt)]
+        return [effect for attempt in self.overdue(now) for effect in self.withdraw(attempt)]
+
+    def overdue(self, now: float) -> list[BlockAttempt]:
+        """What is past its lease and not being sent."""
+        return [attempt for attempt, block in self._leases() if block.expires_at_s <= now]
 
     def next_expiry(self) -> float | None:
         """When `expire` has something to do."""

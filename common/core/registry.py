@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from common.core.ids import BlockAttempt, WorkerId, WorkerLife
 from common.core.incarnations import Incarnations
 from common.core.keyed_heap import KeyedHeap
+from common.core.unowned import Holding, Unowned
 from common.core.work import KvHandle
 
 
@@ -99,6 +100,11 @@ class RegistryCore:
         """End that life and all earlier ones of the same worker; returns the number of entries removed."""
         self._incarnations.fence(life)
         return self._drop_until(life)
+
+    def unowned(self, now: float) -> list[Unowned]:
+        """Entries past their lease, which `expire` forgets: none for long, unless there is a bug."""
+        overdue = [attempt for attempt, ends_s in self._lease_ends_s.items() if ends_s <= now]
+        return [Unowned(holding=Holding.LEASES, name=f"entry of {attempt}, past its lease") for attempt in overdue]
 
     def expire(self, now: float) -> None:
         """Forget entries whose lease is over."""

@@ -41,6 +41,11 @@ class RequestBook:
         return request_id in self._requests
 
     @property
+    def request_ids(self) -> frozenset[RequestId]:
+        """Every living request."""
+        return frozenset(self._requests)
+
+    @property
     def queued_blocks(self) -> int:
         """Blocks waiting for a prefill, parked ones included."""
         return len(self._prefill_line) + len(self._parked)

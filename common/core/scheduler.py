@@ -6,7 +6,7 @@ One queue over new requests and continuation blocks, strict head of line; which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -39,6 +39,7 @@ from common.core.roster import NOBODY
 from common.core.scheduler_config import SchedulerConfig
 from common.core.submission import check_fits, check_length, check_room, check_spec, duplicate_id
 from common.core.timers import TimerKind
+from common.core.unowned import Unowned
 from common.core.work import FinishReason, IterationReport, RequestSpec
 from common.core.worker_account import WorkerAccount
 from common.errors import Reason, WireError
@@ -112,6 +113,10 @@ class SchedulerCore:
     def check_conservation(self) -> None:
         """Assert that records, ledger and lines agree, and that an idle scheduler holds nothing."""
         self._flow.check()
+
+    def unowned(self, clients: Collection[str]) -> list[Unowned]:
+        """What is held for nobody, at any moment; empty unless there is a bug. `clients`: who waits for a request."""
+        return self._flow.unowned(clients)
 
     # Requests
 

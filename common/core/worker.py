@@ -24,6 +24,7 @@ from common.core.token_budget import Admission, DeficitTokenBudget, Stop, admit_
 from common.core.work import BlockWork, IterationReport, KvSource, NoKv, RemoteKv, StepDelta
 from common.core.worker_block import Stage, WorkerBlock
 from common.core.worker_blocks import WorkerBlocks
+from common.core.worker_books import WorkerBooks
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_effects import (
     AbortFetch,
@@ -119,14 +120,12 @@ class WorkerCore:
 
     def check_conservation(self) -> None:
         """Assert that pages add up and every block is exactly where its stage says."""
-        self._pool.check_conservation()
-        self._blocks.check_queues()
-        holders = self._blocks.holding_pages()
-        retained = {*self._retention.offered, *self._retention.withdrawn}
-        assert not holders & retained, holders & retained
-        assert self._pool.owners == holders | retained, self._pool.owners ^ (holders | retained)
-        in_forward = {block.attempt for block in self._blocks if block.in_forward}
-        assert in_forward == set(self._running.attempts if self._running else ()), in_forward
+        self.books.check(self._running)
+
+    @property
+    def books(self) -> WorkerBooks:
+        """What is held, and by whom."""
+        return WorkerBooks(pool=self._pool, blocks=self._blocks, retention=self._retention)
 
     def _apply(self, event: WorkerEvent) -> None:
         match event:

@@ -11,14 +11,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common.errors import ConfigError
+from common.rpc import metrics
 from common.rpc.interceptors import ErrorInterceptor
 from common.rpc.options import server_options
+from sangam.v1 import metrics_pb2_grpc
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RpcServer:
     """Add servicers to `.grpc`, then `start`. Create it inside the event loop that will serve.
+
+    Health, reflection and MetricsService are there already.
 
     `service_names` are the full names ("sangam.v1.DecodeService") that health and reflection speak of.
     """
@@ -28,7 +32,8 @@ class RpcServer:
         self._service_names = tuple(service_names)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        listed = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        metrics_pb2_grpc.add_MetricsServiceServicer_to_server(metrics.MetricsServicer(), self.grpc)
+        listed = (*service_names, metrics.SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(listed, self.grpc)
 
     async def start(self, host: str, port: int) -> str:

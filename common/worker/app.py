@@ -22,6 +22,7 @@ from common.core.worker_events import IterationCompleted, KvReleased, KvSendEnde
 from common.core.worker_view import WorkerView
 from common.engine.engine import Engine
 from common.errors import ConfigError, Reason
+from common.metrics.leaks import LeakWatch
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
 from common.story.cores import WORKER
@@ -40,6 +41,7 @@ from common.worker.registry_client import Holdings, RegistryClient
 from common.worker.retained_kv import RetainedKv
 from common.worker.scheduler_link import SchedulerLink
 from common.worker.servicers import DecodeServicer, PrefillServicer
+from common.worker.unowned import UnownedOfWorker
 from sangam.v1 import decode_pb2_grpc, prefill_pb2_grpc
 
 T = TypeVar("T")
@@ -94,6 +96,10 @@ class WorkerApp:
         )
         self._performer = self._make_performer()
         self._reception = self._make_reception()
+        unowned = UnownedOfWorker(
+            core=self._core_loop, calls=self._calls, retained=self._retained, serving=self._serving
+        )
+        self._leaks = LeakWatch(clock=self._clock, unowned=unowned, check=self._core_loop.check_at_rest)
 
     @property
     def life(self) -> WorkerLife:
@@ -131,7 +137,10 @@ class WorkerApp:
             self._tasks = tasks
             self._forward.start()
             watch = watch_forwards(self._forward, limit_s=self._config.stuck_forward_s, on_stuck=self._on_bug)
-            parts = (self._raise_bug(), self._link.run(), self._registry.run(), self._transport.watch(), watch)
+            parts = (
+                *(self._raise_bug(), self._link.run(), self._registry.run(), self._transport.watch(), watch),
+                self._leaks.run(),
+            )
             background = [tasks.create_task(part) for part in parts]
             try:
                 await self._stop.wait()

@@ -109,6 +109,16 @@ class CallTable:
     def __len__(self) -> int:
         return len(self._calls)
 
+    @property
+    def attempts(self) -> frozenset[BlockAttempt]:
+        """Attempts with a live call."""
+        return frozenset(self._calls)
+
+    @property
+    def unanswered(self) -> frozenset[BlockAttempt]:
+        """Attempts whose call has not been told its end."""
+        return frozenset(attempt for attempt, outbox in self._calls.items() if not outbox.ended)
+
     def find(self, attempt: BlockAttempt) -> CallOutbox | None:
         """The outbox of that attempt, or None when its caller is gone."""
         return self._calls.get(attempt)

@@ -11,9 +11,12 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from common.clock import Clock
 from common.core.defaults import DEFAULT_STREAM_INTERVAL_S
+from common.core.ids import BlockAttempt
+from common.core.unowned import Unowned
 from common.core.worker import WorkerCore
 from common.core.worker_effects import (
     AbortFetch,
@@ -37,8 +40,14 @@ from common.errors import Reason, WireError
 from common.story.writer import UNTOLD, Story
 from common.worker.forward_thread import ForwardJob
 
-IDLE_CHECK_DELAY_S = 0.25
-"""How long a worker must have rested before it proves that it owes nothing."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreHoldings:
+    """What the core holds at one moment: `awaited` blocks have callers, `offered` ones K/V under lease."""
+
+    unowned: tuple[Unowned, ...]
+    awaited: frozenset[BlockAttempt]
+    offered: frozenset[BlockAttempt]
 
 
 class CoreLoop:
@@ -128,10 +137,24 @@ class CoreLoop:
         with self._lock:
             return self._core.view()
 
+    def holdings(self) -> CoreHoldings:
+        """What the core holds, and what of it for nobody."""
+        with self._lock:
+            books = self._core.books
+            return CoreHoldings(
+                unowned=tuple(books.unowned(self._clock.now())), awaited=books.awaited(), offered=books.offered()
+            )
+
     def check_conservation(self) -> None:
         """Have the core assert that its pages add up."""
         with self._lock:
             self._core.check_conservation()
+
+    def check_at_rest(self) -> None:
+        """As `check_conservation`, while the core has nothing to do."""
+        with self._lock:
+            if self._core.view().idle:
+                self._core.check_conservation()
 
     def stop(self) -> None:
         """Handle nothing more."""
@@ -205,7 +228,7 @@ class CoreLoop:
         return asked
 
     def _arm(self) -> None:
-        """Set the timers: for the core's next wish or its check at rest, and for what the forward thread leaves."""
+        """Set the timers: for the core's next wish, and for what the forward thread leaves."""
         self._disarm()
         with self._lock:
             if self._stopped:
@@ -216,9 +239,6 @@ class CoreLoop:
         if wakeup is not None:
             delay_s = max(0.0, wakeup - self._clock.now())
             self._timer = self._loop.call_later(delay_s, self.feed, WorkerTick())
-        elif view.idle:
-            # Later: between two blocks of a lone request the worker is idle too, and its check would be waited for.
-            self._timer = self._loop.call_later(IDLE_CHECK_DELAY_S, self._check_idle)
 
     def _look_again(self) -> None:
         """From now on a step wakes the loop at once, until it does."""
@@ -227,13 +247,6 @@ class CoreLoop:
             left_over = bool(self._todo) and not self._woken
         if left_over:
             self._turn()
-
-    def _check_idle(self) -> None:
-        try:
-            self.check_conservation()
-        except Exception as bug:
-            self.stop()
-            self._on_bug(bug)
 
     def _disarm(self) -> None:
         for timer in (self._timer, self._look):

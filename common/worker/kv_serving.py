@@ -54,6 +54,16 @@ class KvServing:
         self._on_delivered = on_delivered
         self._offers: dict[BlockAttempt, _Offer] = {}
 
+    @property
+    def announced(self) -> frozenset[BlockAttempt]:
+        """Attempts whose prefill is running, as far as told here."""
+        return frozenset(attempt for attempt, offer in self._offers.items() if offer.lease_deadline_s is None)
+
+    @property
+    def offered(self) -> frozenset[BlockAttempt]:
+        """Attempts whose pages are all computed and may be had."""
+        return frozenset(attempt for attempt, offer in self._offers.items() if offer.lease_deadline_s is not None)
+
     def announce(self, attempt: BlockAttempt, page_ids: Sequence[int]) -> None:
         """A prefill begins to write these pages: readers may come. Ends with `offer` or `retract`."""
         self._add(attempt, page_ids, None)

@@ -32,6 +32,11 @@ class RetainedKv:
         """The handle of that attempt, or None."""
         return self._handles.get(attempt)
 
+    @property
+    def attempts(self) -> frozenset[BlockAttempt]:
+        """Attempts whose K/V is retained."""
+        return frozenset(self._handles)
+
     def handles(self) -> tuple[KvHandle, ...]:
         """Everything retained."""
         return tuple(self._handles.values())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.clock import Clock
+from common.core.unowned import Holding, Unowned
 from common.errors import Reason, WireError
 
 _MIN_RETRY_S = 0.1
@@ -39,6 +40,7 @@ class Admission:
         self._max_tokens = max_tokens
         self._clock = clock
         self._live: dict[str, int] = {}
+        self._is_over: dict[str, Callable[[], bool]] = {}
         self._tokens = 0
         self._released_per_s = 0.0
         self._rated_at = clock.now()
@@ -53,9 +55,18 @@ class Admission:
         """Canvas tokens of the requests in flight."""
         return self._tokens
 
+    def unowned(self) -> list[Unowned]:
+        """Places whose request's call has ended."""
+        over = [request_id for request_id, is_over in self._is_over.items() if is_over()]
+        return [Unowned(holding=Holding.REQUESTS, name=f"the place of {request_id}") for request_id in over]
+
     @contextmanager
-    def admit(self, request_id: str, canvas_tokens: int) -> Iterator[Place]:
+    def admit(
+        self, request_id: str, canvas_tokens: int, *, is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[Place]:
         """Hold a place while the request lives; `canvas_tokens` may be a lower bound, until `Place.resize`.
+
+        `is_over` says whether the request's call has ended: a place that outlives it is held for nobody.
 
         Raises `WireError` DUPLICATE_REQUEST_ID when a live request has that id, QUEUE_FULL (with `retry_after_s`) when
         it does not fit.
@@ -70,6 +81,7 @@ class Admission:
         if shortage > 0:
             raise self._queue_full(shortage)
         self._live[request_id] = canvas_tokens
+        self._is_over[request_id] = is_over
         self._tokens += canvas_tokens
         try:
             yield Place(self, request_id)
@@ -105,6 +117,7 @@ class Admission:
 
     def _release(self, request_id: str) -> None:
         tokens = self._live.pop(request_id)
+        del self._is_over[request_id]
         self._tokens -= tokens
         now = self._clock.now()
         kept = 0.5 ** ((now - self._rated_at) / _RATE_HALF_LIFE_S)

@@ -6,6 +6,7 @@ import dataclasses
 
 from common.committed import CommittedStream, CommittedText, CommittedTokens, Reveal, TextSink
 from common.core.work import RequestSpec, StepDelta
+from common.metrics.catalogue import REPLAY_DIVERGENCE
 from sangam.v1 import types_pb2
 
 
@@ -38,7 +39,10 @@ class RequestProgress:
         self._last_step[block] = max(delta.step, self._last_step.get(block, 0))
         self._open_block = block
         self._call_brought_tokens = True
-        return self._stream.reveal(delta.positions, delta.token_ids)
+        before = self.committed.divergences
+        seen = self._stream.reveal(delta.positions, delta.token_ids)
+        REPLAY_DIVERGENCE.add(self.committed.divergences - before)
+        return seen
 
     def block_committed(self, placement: types_pb2.BlockPlacement) -> None:
         """Note where a finished block ran."""

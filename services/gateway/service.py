@@ -8,6 +8,7 @@ import logging
 from common.clock import MonotonicClock
 from common.config import GatewayConfig
 from common.config_values import parse_addresses
+from common.metrics.leaks import LeakWatch
 from common.model_config import load_model_config
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
@@ -42,6 +43,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         admission = Admission(
             max_requests=config.max_inflight_requests, max_tokens=config.max_inflight_tokens, clock=clock
         )
+        watching = tasks.create_task(LeakWatch(clock=clock, unowned=admission.unowned).run())
         work = TextWork(text)
         servicer = InferenceServicer(
             model=model,
@@ -62,4 +64,5 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
         await server.stop(STOP_GRACE_S)
         following.cancel()
+        watching.cancel()
         work.close()

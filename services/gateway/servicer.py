@@ -56,7 +56,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # A place first: what waits to be tokenized counts, and what can be known not to fit never gets that far.
         fewest_tokens = self._fewest_tokens(wanted)
         wanted.check_length(fewest_tokens, self._model)
-        with self._admission.admit(request_id, wanted.canvas_tokens(fewest_tokens)) as place:
+        canvas_tokens = wanted.canvas_tokens(fewest_tokens)
+        with self._admission.admit(request_id, canvas_tokens, is_over=context.done) as place:
             spec = await self._spec_of(wanted, request_id=request_id, tenant=tenant, priority=request.priority)
             place.resize(spec.canvas_tokens)
             progress = RequestProgress(spec=spec, eos_token_id=self._model.eos_token_id, text=self._text.stream())

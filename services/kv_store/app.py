@@ -12,6 +12,7 @@ import logging
 
 from common.clock import MonotonicClock
 from common.config import KvStoreConfig
+from common.metrics.leaks import LeakWatch
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
 from sangam.v1 import kv_registry_pb2_grpc
@@ -27,15 +28,19 @@ async def serve(config: KvStoreConfig, stop: asyncio.Event) -> None:
 
     An unreachable Redis is waited for: the port is open, calls end UNAVAILABLE, the ready file comes once it answers.
     """
-    async with open_backend(config, MonotonicClock()) as backend:
+    clock = MonotonicClock()
+    async with open_backend(config, clock) as backend:
         server = RpcServer(service_names=[SERVICE_NAME])
         kv_registry_pb2_grpc.add_KvRegistryServiceServicer_to_server(KvRegistryServicer(backend.store), server.grpc)
         address = await server.start(config.host, config.port)
         try:
             async with asyncio.TaskGroup() as tasks:
-                upkeep = tasks.create_task(backend.upkeep(_reporter(server, config, address)))
+                leaks = LeakWatch(clock=clock, unowned=backend.unowned)
+                parts = (backend.upkeep(_reporter(server, config, address)), leaks.run())
+                background = [tasks.create_task(part) for part in parts]
                 await stop.wait()
-                upkeep.cancel()
+                for task in background:
+                    task.cancel()
         finally:
             await server.stop(_STOP_GRACE_S)
     _log.info("kv_store stopped")

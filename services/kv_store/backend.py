@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from common.clock import Clock
 from common.config import KvStoreConfig
+from common.core.unowned import Unowned
 from common.errors import WireError
 from common.redis_address import RedisAddress
 from common.story.cores import REGISTRY
@@ -31,11 +32,13 @@ ReportReady = Callable[[bool], Coroutine[Any, Any, None]]
 class Backend:
     """A store, and the upkeep that must run while it is used.
 
-    `upkeep(report)` runs until cancelled and awaits `report(ready)` at first and whenever readiness changes.
+    `upkeep(report)` runs until cancelled and awaits `report(ready)` at first and whenever readiness changes. `unowned`
+    says what the store keeps past its lease.
     """
 
     store: KvStore
     upkeep: Callable[[ReportReady], Coroutine[Any, Any, None]]
+    unowned: Callable[[], Sequence[Unowned]]
 
 
 @asynccontextmanager
@@ -64,7 +67,7 @@ def _memory_backend(store: MemoryStore, clock: Clock) -> Backend:
         await report(True)
         await sweep_forever(store, clock)
 
-    return Backend(store=store, upkeep=upkeep)
+    return Backend(store=store, upkeep=upkeep, unowned=store.unowned)
 
 
 def _redis_backend(store: RedisStore, clock: Clock, url: str) -> Backend:
@@ -81,7 +84,8 @@ def _redis_backend(store: RedisStore, clock: Clock, url: str) -> Backend:
                     _log.error("the registry in %s does not answer (%s); trying again until it does", url, problem)
             await clock.sleep(WATCH_INTERVAL_S)
 
-    return Backend(store=store, upkeep=upkeep)
+    # Nothing to look for: Redis itself ends each entry, its lease is set by the script that writes it.
+    return Backend(store=store, upkeep=upkeep, unowned=tuple)
 
 
 async def _problem_of(store: RedisStore) -> str | None:

@@ -9,6 +9,7 @@ from common.clock import Clock
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.registry import KvOutcome, Reconciliation, RegistryCore
 from common.core.registry_calls import Fence, Get, Publish, Reconcile, RegistryCall, Release, Renew
+from common.core.unowned import Unowned
 from common.core.work import KvHandle
 from common.story.writer import UNTOLD, Story
 
@@ -58,6 +59,10 @@ class MemoryStore:
             return [self._core.fence(life)]
 
         return self._told(Fence(life=life), removed)[0]
+
+    def unowned(self) -> list[Unowned]:
+        """See `RegistryCore.unowned`."""
+        return self._core.unowned(self._clock.now())
 
     async def expire(self) -> None:
         """Forget entries whose lease is over. No part of the story: such an entry does not exist anyway."""

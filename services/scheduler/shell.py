@@ -40,13 +40,16 @@ from common.core.events import (
 )
 from common.core.ids import CallId, RequestId, WorkerLife
 from common.core.scheduler import SchedulerCore
+from common.core.unowned import Unowned
 from common.core.work import RequestSpec
 from common.errors import Reason, WireError
+from common.metrics.leaks import LeakWatch
 from common.rpc.status import internal_error
 from common.story.writer import UNTOLD, Story
 from common.telemetry import current_trace_id
 from services.scheduler.fencing import RegistryFencer
 from services.scheduler.liveness import Liveness, stale
+from services.scheduler.measures import SchedulerMeasures
 from services.scheduler.outbox import RequestOutbox
 from services.scheduler.worker_calls import CallOutcome, WorkerCalls
 
@@ -81,6 +84,8 @@ class SchedulerShell:
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
+        self._leaks = LeakWatch(clock=clock, unowned=self._unowned, check=self._check_at_rest)
+        self._measures = SchedulerMeasures(core, clock)
         self._dispatch: dict[type[SchedulerEffect], Callable[[Any], None]] = {
             CallPrefill: self._call_prefill,
             CallDecode: self._call_decode,
@@ -97,7 +102,8 @@ class SchedulerShell:
         """Own all tasks until `stop`; raises what a bug in the core or in a task raised."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            background = [tasks.create_task(self._fencer.run()), tasks.create_task(self._watch())]
+            parts = (self._fencer.run(), self._watch(), self._leaks.run(), self._measures.run())
+            background = [tasks.create_task(part) for part in parts]
             try:
                 await self._ended
             finally:
@@ -281,10 +287,16 @@ class SchedulerShell:
             outbox.put(effect)
 
     async def _watch(self) -> None:
-        """Report silent workers lost; and while nothing runs, have the core prove that it owes nothing."""
+        """Report silent workers lost."""
         while True:
             await self._clock.sleep(self._liveness.timeout_s / 4)
             for life in self._liveness.silent(self._clock.now()):
                 self.lose(life, f"silent for more than {self._liveness.timeout_s:g} s")
-            if not self._outboxes and not self._calls:
-                self._core.check_conservation()
+
+    def _unowned(self) -> list[Unowned]:
+        return self._core.unowned(self._outboxes.keys())
+
+    def _check_at_rest(self) -> None:
+        """While nothing runs, the core proves that it owes nothing."""
+        if not self._outboxes and not self._calls:
+            self._core.check_conservation()

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from common.cli.cluster_metrics import metric_facts, render_metrics
 from common.cli.main import main
 from common.cli.run_dir import NoCluster, RunningCluster, find_scheduler, new_run_dir, runs_dir
-from common.cli.status import facts, render, unfree_pages
+from common.cli.status import facts, render, service_addresses, unfree_pages
 from common.cli.table import render_table
+from common.errors import ConfigError
+from common.metrics.readings import Distribution, Reading
 from sangam.v1 import scheduler_pb2, types_pb2
 
 STATE = scheduler_pb2.GetClusterStateResponse(
@@ -88,6 +91,38 @@ def test_parked_blocks_and_divergences_are_shown_when_there_are_any() -> None:
     (first, *_) = render(state).splitlines()
     assert first.endswith("; 3 of the queued blocks fit no live worker; 5 tokens differed when repeated")
     assert (facts(state)["parked_blocks"], facts(state)["replay_divergences"]) == (3, 5)
+
+
+def test_metrics_are_shown_leaks_first_and_a_silent_service_is_said_so() -> None:
+    histogram = Distribution(count=4, sum=2.0, bounds=(1.0,), bucket_counts=(4, 0))
+    cluster = {
+        "scheduler": [
+            Reading(name="sangam_leaked_pages", kind="gauge", labels=(), value=3),
+            Reading(name="sangam_replay_divergence_total", kind="counter", labels=(), value=2.0),
+            Reading(name="sangam_example_s", kind="histogram", labels=(("kind", "a"),), value=histogram),
+        ],
+        "gateway": None,
+    }
+    lines = render_metrics(cluster).splitlines()
+    assert lines[1].split() == ["scheduler", "3", "0", "0", "0", "2"]
+    assert lines[2].split() == ["gateway", *["no", "answer"] * 5]
+    assert lines[4].split(maxsplit=2) == ["scheduler", "sangam_example_s{kind=a}", "4 values, mean 0.5"]
+    document = json.loads(json.dumps(metric_facts(cluster)))
+    assert document["gateway"] is None
+    assert document["scheduler"][2]["value"] == {"count": 4, "sum": 2.0, "bounds": [1.0], "bucket_counts": [4, 0]}
+    assert document["scheduler"][0] == {"name": "sangam_leaked_pages", "kind": "gauge", "labels": {}, "value": 3}
+
+
+def test_services_are_named_or_found_in_the_run_folder() -> None:
+    workers = {"decode-0": "127.0.0.1:1234", "prefill-0": "127.0.0.1:1235"}
+    unknown = {"gateway": "", "kv_store": ""}
+    found = service_addresses(STATE, scheduler="127.0.0.1:77", named=unknown)
+    assert found == {"scheduler": "127.0.0.1:77", **workers}
+    running_cluster_file(os.getpid(), "127.0.0.1:77")
+    found = service_addresses(STATE, scheduler="127.0.0.1:77", named={"gateway": "", "kv_store": "10.0.0.1:2"})
+    assert found == {"scheduler": "127.0.0.1:77", "gateway": "127.0.0.1:1", "kv_store": "10.0.0.1:2", **workers}
+    with pytest.raises(ConfigError, match="--kv-store: must be host:port, not 'x'"):
+        service_addresses(STATE, scheduler="127.0.0.1:77", named={"kv_store": "x"})
 
 
 def test_empty_cluster_is_said_in_words() -> None:

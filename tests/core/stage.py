@@ -25,13 +25,18 @@ class Stage:
         self.core = SchedulerCore(SchedulerConfig(mode=mode, **settings))  # type: ignore[arg-type]  # by name in tests
         self.now = 0.0
         self.told: list[fx.SchedulerEffect] = []
+        self.clients: set[str] = set()
         for spec in workers:
             self.register(spec)
 
     def feed(self, event: ev.SchedulerEvent) -> list[fx.SchedulerEffect]:
-        """Handle an event; conservation holds after each."""
+        """Handle an event; conservation holds after each, and nothing is held for nobody."""
         effects = self.core.handle(event, self.now)
         self.core.check_conservation()
+        if isinstance(event, ev.RequestSubmitted):
+            self.clients.add(event.spec.request_id)
+        self.clients -= {e.request_id for e in effects if isinstance(e, fx.FinishRequest | fx.FailRequest)}
+        assert self.core.unowned(self.clients) == []
         self.told += effects
         return effects
 

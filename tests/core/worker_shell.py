@@ -76,6 +76,7 @@ class WorkerShell:
         assert not self.books.expect_failures, "a call was not answered"
         self.books.expect_forgotten = set()
         self.core.check_conservation()
+        assert [*self.core.books.unowned(self.now)] == []
         self.books.check_rest(self.core.view(), self.now)
         wakeup = self.core.next_wakeup()
         assert wakeup is None or wakeup > self.now

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -11,10 +13,12 @@ import pytest
 import pytest_asyncio
 
 from common.cli.cluster import Cluster
+from common.cli.cluster_metrics import WATCHED
 from common.cli.local_check import LocalCheck
 from common.core.ids import ServingMode
 from common.core.params import CacheMode, ConfidenceDynamic, ConfidenceQuota, ConfidenceThreshold, RandomReveal
 from common.generation_input import GenerationInput
+from common.metrics.leaks import GRACE_S, LOOK_INTERVAL_S
 from tests.engine.golden import GoldenRun, golden_runs
 from tests.integration.cluster_help import (
     all_pages_free,
@@ -137,6 +141,26 @@ async def test_abandoned_requests_give_their_pages_back(served: Served) -> None:
     await eventually(lambda: all_pages_free(served.cluster))
     after = await ask(served.cluster, replace(wanted, max_tokens=8))
     assert len(after.token_ids) == 8
+
+
+async def test_every_service_says_that_it_leaked_nothing(served: Served) -> None:
+    await eventually(lambda: all_pages_free(served.cluster))
+    # Whatever is held for nobody by now counts as leaked after this.
+    await asyncio.sleep(GRACE_S + 2 * LOOK_INTERVAL_S)
+    cluster = served.cluster
+    command = [sys.executable, "-m", "common.cli", "status", "--metrics", "--json"]
+    command += ["--address", cluster.scheduler_address, "--gateway", cluster.gateway_address]
+    command += ["--kv-store", cluster.kv_store_address]
+    status = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await status.communicate()
+    assert status.returncode == 0
+    services = json.loads(output)["metrics"]
+    assert services.keys() == cluster.addresses.keys()
+    watched = {instrument.about.name for instrument in WATCHED}
+    for service, readings in services.items():
+        values = {reading["name"]: reading["value"] for reading in readings if reading["name"] in watched}
+        assert set(values.values()) == {0}, (service, values)
+        assert {name for name in values if "leaked" in name} == {name for name in watched if "leaked" in name}, service
 
 
 async def test_nothing_was_restarted(served: Served) -> None:
