@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.core.effects import BlockPlacement
-from common.core.work import BlockCompletion
+from common.core.work import BlockCompletion, KvTransfer
+
+NO_TRANSFER = KvTransfer(transfer_s=0.0, exposed_s=0.0, transfer_bytes=0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -15,8 +17,7 @@ class BlockCost:
     ready_s: float
     queue_s: float = 0.0
     prefill_s: float = 0.0
-    transfer_s: float = 0.0
-    transfer_bytes: int = 0
+    transfer: KvTransfer = NO_TRANSFER
     decode_from_s: float = 0.0
     prefill_worker_id: str = ""
     decode_worker_id: str | None = None
@@ -35,19 +36,18 @@ class BlockCost:
         self.prefill_worker_id = prefill_worker_id
         self.decode_worker_id = None
         self.overflow = overflow
-        self.prefill_s = self.transfer_s = 0.0
-        self.transfer_bytes = 0
+        self.prefill_s = 0.0
+        self.transfer = NO_TRANSFER
 
     def begin_decode(self, now: float, *, decode_worker_id: str) -> None:
         """A decode call was placed."""
         self.decode_worker_id = decode_worker_id
         self.decode_from_s = now
 
-    def kv_arrived(self, *, transfer_s: float, transfer_bytes: int) -> None:
+    def kv_arrived(self, transfer: KvTransfer) -> None:
         """The decode worker holds the K/V: decoding proper began when the transfer ended, whenever we hear of it."""
-        self.transfer_s = transfer_s
-        self.transfer_bytes = transfer_bytes
-        self.decode_from_s += transfer_s
+        self.transfer = transfer
+        self.decode_from_s += transfer.transfer_s
 
     def placement(self, *, block: int, attempts: int, completion: BlockCompletion, now: float) -> BlockPlacement:
         """The final account of the block."""
@@ -61,7 +61,8 @@ class BlockCost:
             attempts=attempts,
             queue_s=self.queue_s,
             prefill_s=self.prefill_s,
-            transfer_s=self.transfer_s,
-            transfer_bytes=self.transfer_bytes,
+            transfer_s=self.transfer.transfer_s,
+            transfer_exposed_s=self.transfer.exposed_s,
+            transfer_bytes=self.transfer.transfer_bytes,
             decode_s=0.0 if self.decode_worker_id is None else now - self.decode_from_s,
         )

@@ -29,7 +29,7 @@ from common.core.scheduler_config import SchedulerConfig
 from common.core.threshold_tuner import ThresholdTuner
 from common.core.timers import TimerKind, Timers
 from common.core.unowned import Holding, Unowned
-from common.core.work import BlockCompletion, KvHandle, KvSource, LocalPrefill, NoKv, RemoteKv, StepDelta
+from common.core.work import BlockCompletion, KvHandle, KvSource, KvTransfer, LocalPrefill, NoKv, RemoteKv, StepDelta
 from common.core.worker_account import WorkerAccount
 from common.errors import Reason
 
@@ -166,10 +166,10 @@ class BlockFlow:
         held = account is not None and request.block_attempt in account.pages.held
         return held and prefilled.lease_ends_s > self.now
 
-    def kv_arrived(self, request: Request, *, transfer_s: float, transfer_bytes: int) -> None:
+    def kv_arrived(self, request: Request, transfer: KvTransfer) -> None:
         """The decode worker holds the K/V: the prefill side's pages are free."""
         self._forget_kv(request)
-        request.cost.kv_arrived(transfer_s=transfer_s, transfer_bytes=transfer_bytes)
+        request.cost.kv_arrived(transfer)
         request.move(BlockState.DECODING, self.now)
 
     def release_kv(self, handle: KvHandle) -> None:

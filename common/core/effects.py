@@ -67,7 +67,10 @@ class PublishStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlacement:
-    """Where one finished block ran and what it cost (forwards, seconds, bytes)."""
+    """Where one finished block ran and what it cost (forwards, seconds, bytes).
+
+    `transfer_exposed_s` is the part of `transfer_s` that the prefill did not hide (`KvTransfer`).
+    """
 
     block: int
     prefill_worker_id: str
@@ -79,6 +82,7 @@ class BlockPlacement:
     queue_s: float
     prefill_s: float
     transfer_s: float
+    transfer_exposed_s: float
     transfer_bytes: int
     decode_s: float
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.core.cluster import WorkerSpec
 from common.core.ids import BlockAttempt, CallId, RequestId, WorkerLife
-from common.core.work import BlockCompletion, IterationReport, KvHandle, RequestSpec, StepDelta
+from common.core.work import BlockCompletion, IterationReport, KvHandle, KvTransfer, RequestSpec, StepDelta
 from common.errors import Reason
 
 
@@ -66,11 +66,14 @@ class PrefillCompleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeKvReceived:
-    """The decode worker holds the pages now: the prefill side's are free."""
+    """The decode worker holds the pages now: the prefill side's are free.
+
+    `first` is what the prefill's own step revealed, from a call that began before it was known.
+    """
 
     call_id: CallId
-    transfer_s: float
-    transfer_bytes: int
+    transfer: KvTransfer
+    first: StepDelta | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from common.core.block_cost import NO_TRANSFER
 from common.core.block_flow import BlockFlow
 from common.core.cluster import ClusterView, WorkerSpec
 from common.core.effects import FinishRequest, SchedulerEffect
@@ -244,7 +245,7 @@ class SchedulerCore:
         _, request, account = found
         account.trust()
         if request.block_state is BlockState.TRANSFERRING:
-            self._flow.kv_arrived(request, transfer_s=event.transfer_s, transfer_bytes=event.transfer_bytes)
+            self._flow.kv_arrived(request, event.transfer)
 
     def _on_stepped(self, event: DecodeStepped) -> None:
         flow = self._flow
@@ -260,7 +261,7 @@ class SchedulerCore:
             flow.changed = True
         if request.block_state is BlockState.TRANSFERRING:
             # Who steps has the K/V, whatever became of the message that says so.
-            flow.kv_arrived(request, transfer_s=0.0, transfer_bytes=0)
+            flow.kv_arrived(request, NO_TRANSFER)
         flow.reveal(request, event.step)
 
     def _on_decode_completed(self, event: DecodeCompleted) -> None:

@@ -135,16 +135,37 @@ class KvHandle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvTransfer:
+    """What it took to bring a canvas' K/V to a decode worker.
+
+    `transfer_s` is the whole fetch, `exposed_s` the part of it that the prefill did not hide: all of it when the fetch
+    began after the prefill, else what came after the last layer was computed. `transfer_bytes` is payload only.
+    """
+
+    transfer_s: float
+    exposed_s: float
+    transfer_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPrefill:
     """Decode source: the decode worker runs the block's prefill itself (colocated, overflow)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteKv:
-    """Decode source: pages to fetch from the prefill worker; `first` is what the prefill's own step revealed."""
+    """Decode source: pages to fetch from the prefill worker; `first` is what the prefill's own step revealed.
+
+    `first` None: the prefill has yet to end. Each layer is fetched once it is computed; `first` comes with the last.
+    """
 
     handle: KvHandle
-    first: StepDelta
+    first: StepDelta | None
+
+    @property
+    def early(self) -> bool:
+        """Whether the prefill has yet to end."""
+        return self.first is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,6 @@ from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_effects import (
     AbortFetch,
     CloseBlock,
-    FetchKv,
     OpenBlock,
     Report,
     SendCompletion,
@@ -146,7 +145,8 @@ class WorkerCore:
             case KvReleased():
                 self._effects += self._retention.withdraw(event.attempt)
             case KvSendStarted():
-                self._retention.send_started(event.attempt)
+                block = self._blocks.get(event.attempt)
+                self._retention.send_started(event.attempt, in_forward=block is not None and block.in_forward)
             case KvSendEnded():
                 self._retention.send_ended(event.attempt)
             case LifeEnded():
@@ -223,7 +223,7 @@ class WorkerCore:
         """Forget a block that nothing touches any more; its pages are free."""
         self._close(block)
         self._blocks.remove(block.attempt)
-        if self._pool.pages_of(block.attempt):
+        if self._pool.pages_of(block.attempt) and not self._retention.keep_while_sent(block.attempt):
             self._pool.release(block.attempt)
 
     def _open(self, block: WorkerBlock, first: StepDelta | None) -> None:
@@ -245,11 +245,10 @@ class WorkerCore:
                 return
             self._blocks.dequeue(block.attempt)
             block.note_page_wait(False, self._now)
-            if isinstance(block.source, RemoteKv):
+            if not isinstance(block.source, NoKv):
                 block.move_to(Stage.FETCHING)
-                self._effects.append(FetchKv(attempt=block.attempt, handle=block.source.handle, page_ids=page_ids))
+                self._effects.append(block.fetch_into(page_ids))
             else:
-                assert isinstance(block.source, NoKv)
                 self._begin_decoding(block, block.source.first)
 
     def _fetched(self, event: KvFetched) -> None:
@@ -258,10 +257,11 @@ class WorkerCore:
             self._drop(block)
             return
         assert isinstance(block.source, RemoteKv)
-        self._effects.append(
-            SendKvReceived(attempt=event.attempt, transfer_s=event.transfer_s, transfer_bytes=event.transfer_bytes)
-        )
-        self._begin_decoding(block, block.source.first)
+        first = block.source.first or event.first
+        assert first is not None, f"{event.attempt}: nobody says what the prefill revealed"
+        news = first if block.source.early else None
+        self._effects.append(SendKvReceived(attempt=event.attempt, transfer=event.transfer, first=news))
+        self._begin_decoding(block, first)
 
     def _fetch_failed(self, event: KvFetchFailed) -> None:
         block = self._blocks[event.attempt]

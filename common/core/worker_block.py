@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from common.core.block import BlockProgress
 from common.core.ids import BlockAttempt
 from common.core.work import BlockCompletion, BlockWork, KvSource, LocalPrefill, RemoteKv, StepDelta
+from common.core.worker_effects import FetchKv
 
 
 class Stage(enum.Enum):
@@ -96,6 +97,11 @@ class WorkerBlock:
         if not self.progress.complete:
             return None
         return BlockCompletion(prefill_forwards=1, decode_forwards=self.decode_forwards, finish=self.progress.finish)
+
+    def fetch_into(self, page_ids: tuple[int, ...]) -> FetchKv:
+        """What brings its K/V from the prefill worker."""
+        assert isinstance(self.source, RemoteKv), self.source
+        return FetchKv(attempt=self.attempt, handle=self.source.handle, page_ids=page_ids, early=self.source.early)
 
     def move_to(self, stage: Stage) -> None:
         """Enter `stage`, which must be legal from here."""

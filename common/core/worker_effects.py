@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.core.ids import BlockAttempt
-from common.core.work import BlockCompletion, BlockWork, IterationReport, KvHandle, StepDelta
+from common.core.work import BlockCompletion, BlockWork, IterationReport, KvHandle, KvTransfer, StepDelta
 from common.errors import Reason
 
 
@@ -36,11 +36,15 @@ class RunIteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchKv:
-    """Pull the handle's pages into `page_ids`. Outcome: KvFetched or KvFetchFailed, also after AbortFetch."""
+    """Pull the handle's pages into `page_ids`. Outcome: KvFetched or KvFetchFailed, also after AbortFetch.
+
+    `early`: the prefill has yet to end, or even to begin; KvFetched then says what its own step revealed.
+    """
 
     attempt: BlockAttempt
     handle: KvHandle
     page_ids: tuple[int, ...]
+    early: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +73,11 @@ class ForgetKv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKvReceived:
-    """Tell the Decode caller that the pages are here."""
+    """Tell the Decode caller that the pages are here; `first` is what the prefill revealed, if it did not say so."""
 
     attempt: BlockAttempt
-    transfer_s: float
-    transfer_bytes: int
+    transfer: KvTransfer
+    first: StepDelta | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

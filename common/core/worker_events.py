@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.core.ids import BlockAttempt
-from common.core.work import BlockWork, KvSource, StepDelta
+from common.core.work import BlockWork, KvSource, KvTransfer, StepDelta
 from common.errors import Reason
 
 
@@ -33,11 +33,14 @@ class WorkCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvFetched:
-    """Every page of the attempt's K/V is in this worker's pool."""
+    """Every page of the attempt's K/V is in this worker's pool.
+
+    `first` is what the prefill's own step revealed, for a fetch that was begun before it was known.
+    """
 
     attempt: BlockAttempt
-    transfer_s: float
-    transfer_bytes: int
+    transfer: KvTransfer
+    first: StepDelta | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +69,14 @@ class KvReleased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSendStarted:
-    """The data plane began to read the retained pages: they may not be reused until KvSendEnded."""
+    """The data plane began to read pages on offer, or of a prefill that runs: not to be reused until KvSendEnded."""
 
     attempt: BlockAttempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSendEnded:
-    """The data plane stopped reading the retained pages (whether or not the peer got them)."""
+    """The data plane stopped reading those pages (whether or not the peer got them)."""
 
     attempt: BlockAttempt
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.core.ids import BlockAttempt, WorkerId, WorkerLife
-from common.core.work import KvHandle
+from common.core.work import KvHandle, KvTransfer
 from common.core.worker_events import (
     KvFetched,
     KvFetchFailed,
@@ -131,8 +131,12 @@ class DataPlane:
         transfer.reader.feed(
             KvFetched(
                 attempt=transfer.attempt,
-                transfer_s=self._agenda.now - transfer.started_s,
-                transfer_bytes=self._bytes(transfer),
+                transfer=KvTransfer(
+                    transfer_s=self._agenda.now - transfer.started_s,
+                    exposed_s=self._agenda.now - transfer.started_s,
+                    transfer_bytes=self._bytes(transfer),
+                ),
+                first=None,
             )
         )
 

@@ -252,9 +252,7 @@ class SimWorker:
         if call := self._calls.get(effect.attempt):
             self._answer(
                 call,
-                DecodeKvReceived(
-                    call_id=call.call_id, transfer_s=effect.transfer_s, transfer_bytes=effect.transfer_bytes
-                ),
+                DecodeKvReceived(call_id=call.call_id, transfer=effect.transfer, first=effect.first),
             )
 
     def _send_step(self, effect: wx.SendStep) -> None:

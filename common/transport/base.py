@@ -8,11 +8,13 @@ Called by the *reader* (the worker that will decode):
 Called by either, at the end:
     `KvTransport.aclose`                stop listening, end every read and fetch
 Called by the *transport* on the owner:
+    `KvProvider.until_begun`            an early reader asks: wait until there is something to read
     `KvProvider.open_read`              a reader asks; refuse it, or lend the pages
     `KvReadLease.wait_layer`            once per layer, before its first byte is read
     `KvReadLease.views`                 once per layer, after `wait_layer`
     `KvReadLease.check`                 before every send
     `KvReadLease.trailer`               once, after the last layer
+    `KvReadLease.computed_ago_s`        once, after `trailer`
     `KvReadLease.revoked`               awaited beside the sends: the owner takes the pages back
     `KvReadLease.close`                 exactly once, whatever happened; nothing reads the views after it
 Called by the *transport* on the reader:
@@ -24,10 +26,10 @@ sink of one layout and canvas cut alike). Lease and sink say how many may be on 
 layer n + window_layers is asked for only when layer n has left, or is complete; until then its views stay good.
 
 Wire order: for each layer, the K bytes of all pages in order, then the V bytes of all pages in order. Every layer has
-the same number of bytes. After the last layer comes the trailer, a few bytes that belong to the K/V. A fetch succeeds
-only if every byte arrived and passed its checksum; then the reader acknowledges, and the owner closes the lease with
-`delivered=True`. A lost acknowledgement leaves the owner with `delivered=False`: the lease runs out, or the scheduler
-releases it.
+the same number of bytes. After the last layer comes the trailer: a few bytes that belong to the K/V, with the time
+since the last layer was computed. A fetch succeeds only if every byte arrived and passed its checksum; then the reader
+acknowledges, and the owner closes the lease with `delivered=True`. A lost acknowledgement leaves the owner with
+`delivered=False`: the lease runs out, or the scheduler releases it.
 """
 
 from __future__ import annotations
@@ -46,19 +48,29 @@ MAX_TRAILER_BYTES = 60 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvReadRequest:
-    """What a reader believes the owner holds; `pages` counts KV pages of the whole canvas."""
+    """What a reader believes the owner holds; `pages` counts KV pages of the whole canvas.
+
+    An `early` reader may come before the prefill has begun, and then waits for it.
+    """
 
     attempt: BlockAttempt
     owner: WorkerLife
     layout_fingerprint: str
     pages: int
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchStats:
-    """What one successful fetch moved (payload only), how long it took, connecting included, and the trailer."""
+    """What one successful fetch moved (payload only), how long it took, and the trailer.
+
+    `transfer_s` counts from the call of `fetch`: connecting and waiting for a prefill included. `exposed_s` is the part
+    of it that the prefill does not hide: from the moment when the last layer was computed. (That is the time since, as
+    the owner writes it into the trailer: what its kernel still held back of the last layers then is not in it.)
+    """
 
     transfer_s: float
+    exposed_s: float
     transfer_bytes: int
     trailer: bytes
 
@@ -92,6 +104,10 @@ class KvReadLease(Protocol):
         """What follows the last layer, at most `MAX_TRAILER_BYTES`, as soon as it is known; may raise `WireError`."""
         ...
 
+    def computed_ago_s(self) -> float:
+        """Seconds since the last layer was computed, as it is."""
+        ...
+
     async def revoked(self) -> WireError:
         """Return why, as soon as the owner takes the pages back; pending until then."""
         ...
@@ -103,6 +119,11 @@ class KvReadLease(Protocol):
 
 class KvProvider(Protocol):
     """What an owner offers to its transport."""
+
+    async def until_begun(self, request: KvReadRequest) -> None:
+        """Return when `open_read` has an answer that no prefill will change: at once, unless `request.early` and the
+        prefill has yet to begin. The caller bounds the wait."""
+        ...
 
     def open_read(self, request: KvReadRequest) -> KvReadLease:
         """Lend the pages of `request`, or raise `WireError` (STALE_INCARNATION, STALE_ATTEMPT, LAYOUT_MISMATCH,
@@ -153,8 +174,8 @@ class KvTransport(Protocol):
         """Return when nothing is served (any more); raises what ended the listener before `aclose`, a bug."""
         ...
 
-    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float) -> FetchStats:
-        """Fill `sink` with the K/V that `handle` names, within `timeout_s` seconds.
+    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> FetchStats:
+        """Fill `sink` with the K/V that `handle` names, within `timeout_s` seconds; `early`: as it is computed.
 
         Raises `WireError`: the owner's refusal as it gave it; PEER_LOST when the owner cannot be reached, goes away
         or is too slow; LAYOUT_MISMATCH when both sides disagree on sizes; KV_CHECKSUM when bytes arrive damaged.

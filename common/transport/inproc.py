@@ -18,6 +18,7 @@ from common.transport.base import FetchStats, KvProvider, KvReadLease, KvReadReq
 from common.transport.byte_run import ByteRun
 from common.transport.fetches import FetchTable
 from common.transport.frames import MAX_DATA_BYTES
+from common.transport.messages import Trailer
 from common.transport.sizes import agreed_first_layer
 
 _log = logging.getLogger(__name__)
@@ -80,12 +81,26 @@ class InprocTransport:
         if self._listener is not None:
             await asyncio.shield(self._listener.closed)
 
-    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float) -> FetchStats:
+    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> FetchStats:
         """See `KvTransport.fetch`."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        received_bytes, trailer = await self._fetches.run(handle.owner, self._read(handle, sink), timeout_s)
-        return FetchStats(transfer_s=loop.time() - started_s, transfer_bytes=received_bytes, trailer=trailer)
+        request = KvReadRequest(
+            attempt=handle.attempt,
+            owner=handle.owner,
+            layout_fingerprint=handle.layout_fingerprint,
+            pages=handle.pages,
+            early=early,
+        )
+        read = self._read(handle.address, request, sink)
+        received_bytes, trailer = await self._fetches.run(handle.owner, read, timeout_s)
+        transfer_s = loop.time() - started_s
+        return FetchStats(
+            transfer_s=transfer_s,
+            exposed_s=min(transfer_s, trailer.computed_ago_s),
+            transfer_bytes=received_bytes,
+            trailer=trailer.data,
+        )
 
     async def close_peer(self, life: WorkerLife) -> None:
         """See `KvTransport.close_peer`."""
@@ -101,16 +116,10 @@ class InprocTransport:
                 await asyncio.wait(self._listener.reads)
         await self._fetches.close()
 
-    async def _read(self, handle: KvHandle, sink: KvSink) -> tuple[int, bytes]:
-        listener = self._network.find(handle.address)
-        lease = listener.provider.open_read(
-            KvReadRequest(
-                attempt=handle.attempt,
-                owner=handle.owner,
-                layout_fingerprint=handle.layout_fingerprint,
-                pages=handle.pages,
-            )
-        )
+    async def _read(self, address: str, request: KvReadRequest, sink: KvSink) -> tuple[int, Trailer]:
+        listener = self._network.find(address)
+        await race(listener.provider.until_begun(request), _until_closed(listener))
+        lease = listener.provider.open_read(request)
         delivered = False
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listener.reads.add(ended)
@@ -120,7 +129,7 @@ class InprocTransport:
         except WireError:
             raise
         except Exception:
-            _log.exception("KV read of %s failed", handle.attempt)
+            _log.exception("KV read of %s failed", request.attempt)
             raise WireError(Reason.INTERNAL, "internal error") from None
         finally:
             lease.close(delivered=delivered)
@@ -129,7 +138,7 @@ class InprocTransport:
         return received
 
 
-async def _copy(lease: KvReadLease, sink: KvSink) -> tuple[int, bytes]:
+async def _copy(lease: KvReadLease, sink: KvSink) -> tuple[int, Trailer]:
     if lease.layers < 1:
         raise WireError(Reason.LAYOUT_MISMATCH, "there is no K/V to read")
     await lease.wait_layer(0)
@@ -141,7 +150,8 @@ async def _copy(lease: KvReadLease, sink: KvSink) -> tuple[int, bytes]:
         await lease.wait_layer(layer)
         await _copy_layer(lease, ByteRun(lease.views(layer)), ByteRun(sink.views(layer)))
         await sink.complete(layer)
-    return source.size_bytes * lease.layers, await lease.trailer()
+    data = await lease.trailer()
+    return source.size_bytes * lease.layers, Trailer(data=data, computed_ago_s=lease.computed_ago_s())
 
 
 async def _copy_layer(lease: KvReadLease, source: ByteRun, target: ByteRun) -> None:

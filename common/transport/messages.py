@@ -16,15 +16,16 @@ from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.errors import InvalidRequest, Reason, WireError
 from common.transport.base import MAX_TRAILER_BYTES, KvReadRequest
 
-MAX_CONTROL_BYTES = MAX_TRAILER_BYTES
+MAX_CONTROL_BYTES = MAX_TRAILER_BYTES + 8
 """Longest payload of a control frame; nothing larger is ever allocated on a peer's word."""
 
-_REQUEST = struct.Struct("<IIQId")
+_REQUEST = struct.Struct("<IIQId?")
 _ACCEPT = struct.Struct("<IQ")
 _STRING = struct.Struct("<H")
 _PEER = struct.Struct("<QI")
 _DELIVERED = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
+_TRAILER = struct.Struct("<d")
 _MAX_MESSAGE_BYTES = 1024
 
 
@@ -46,7 +47,7 @@ class ReadRequest:
         """Payload bytes; raises `InvalidRequest` when the request id is too long for a control frame."""
         read = self.read
         head = _REQUEST.pack(
-            read.attempt.block, read.attempt.attempt, read.owner.incarnation, read.pages, self.timeout_s
+            read.attempt.block, read.attempt.attempt, read.owner.incarnation, read.pages, self.timeout_s, read.early
         )
         texts = (read.attempt.request_id, read.owner.worker_id, read.layout_fingerprint)
         payload = head + b"".join(map(_pack_string, texts))
@@ -57,7 +58,7 @@ class ReadRequest:
     @classmethod
     def decode(cls, payload: bytes) -> ReadRequest:
         """Inverse of `encode`; raises `MalformedFrame`."""
-        block, attempt, incarnation, pages, timeout_s = _unpack(_REQUEST, payload)
+        block, attempt, incarnation, pages, timeout_s, early = _unpack(_REQUEST, payload)
         request_id, worker_id, fingerprint = _unpack_strings(payload[_REQUEST.size :], 3)
         if not (math.isfinite(timeout_s) and timeout_s > 0.0):
             raise MalformedFrame("timeout out of range")
@@ -67,6 +68,7 @@ class ReadRequest:
                 owner=WorkerLife(WorkerId(worker_id), incarnation),
                 layout_fingerprint=fingerprint,
                 pages=pages,
+                early=bool(early),
             ),
             timeout_s=timeout_s,
         )
@@ -178,19 +180,23 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trailer:
-    """Ends the data: bytes of the lease's own making."""
+    """Ends the data: bytes of the lease's own making, and how many seconds ago the last layer was computed."""
 
     data: bytes
+    computed_ago_s: float
 
     def encode(self) -> bytes:
         """Payload bytes."""
         assert len(self.data) <= MAX_TRAILER_BYTES, f"a trailer of {len(self.data)} bytes"
-        return self.data
+        return _TRAILER.pack(self.computed_ago_s) + self.data
 
     @classmethod
     def decode(cls, payload: bytes) -> Trailer:
-        """Inverse of `encode`."""
-        return cls(data=payload)
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        (computed_ago_s,) = _unpack(_TRAILER, payload)
+        if not (math.isfinite(computed_ago_s) and computed_ago_s >= 0.0):
+            raise MalformedFrame("time since the end of the prefill out of range")
+        return cls(data=payload[_TRAILER.size :], computed_ago_s=computed_ago_s)
 
 
 ControlMessage = ReadRequest | Accept | Refusal | Ack | UcxPeer | Delivered | Trailer

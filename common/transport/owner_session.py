@@ -73,6 +73,8 @@ class OwnerSession:
         once, also when cancelled.
         """
         try:
+            if request.read.early:
+                await self._until_begun(request, provider)
             lease = provider.open_read(request.read)
         except WireError as error:
             await self._refuse(error)
@@ -86,6 +88,14 @@ class OwnerSession:
             _log.info("KV read of %s ended: %s", request.read.attempt, failure)
             await self._refuse(failure)
         return failure is None
+
+    async def _until_begun(self, request: ReadRequest, provider: KvProvider) -> None:
+        """Wait for the prefill that the reader is early for; raises `WireError` when reader or patience is gone."""
+        try:
+            async with asyncio.timeout(min(request.timeout_s, self._limits.read_timeout_s)):
+                await race(provider.until_begun(request.read), self._until_peer_speaks())
+        except TimeoutError:
+            raise WireError(Reason.KV_NOT_FOUND, f"no prefill of {request.read.attempt} began in time") from None
 
     async def _lend(self, lease: KvReadLease, request: ReadRequest) -> WireError | None:
         """Send everything and close the lease; returns why that failed."""
@@ -141,7 +151,8 @@ class OwnerSession:
                 payload = memoryview(run.joined(frame.offset_bytes, frame.length_bytes))
                 await self._payloads.send(frame, payload, lease.check)
         await self._payloads.settle(lease.layers - 1)
-        await self._say(encode_control(Trailer(data=await lease.trailer())))
+        data = await lease.trailer()
+        await self._say(encode_control(Trailer(data=data, computed_ago_s=lease.computed_ago_s())))
 
     async def _say(self, frame: bytes) -> None:
         await self._stream.send([memoryview(frame)], stall_timeout_s=self._limits.stall_timeout_s)

@@ -86,7 +86,7 @@ class SocketTransport(ABC):
             if not self._server.cancelled():
                 self._server.result()
 
-    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float) -> FetchStats:
+    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> FetchStats:
         """See `KvTransport.fetch`."""
         request = ReadRequest(
             read=KvReadRequest(
@@ -94,6 +94,7 @@ class SocketTransport(ABC):
                 owner=handle.owner,
                 layout_fingerprint=handle.layout_fingerprint,
                 pages=handle.pages,
+                early=early,
             ),
             timeout_s=timeout_s,
         )
@@ -101,7 +102,13 @@ class SocketTransport(ABC):
         started_s = loop.time()
         read = self._read(handle, request, sink, min(self._connect_timeout_s, timeout_s))
         received_bytes, trailer = await self._fetches.run(handle.owner, read, timeout_s)
-        return FetchStats(transfer_s=loop.time() - started_s, transfer_bytes=received_bytes, trailer=trailer)
+        transfer_s = loop.time() - started_s
+        return FetchStats(
+            transfer_s=transfer_s,
+            exposed_s=min(transfer_s, trailer.computed_ago_s),
+            transfer_bytes=received_bytes,
+            trailer=trailer.data,
+        )
 
     async def close_peer(self, life: WorkerLife) -> None:
         """See `KvTransport.close_peer`."""

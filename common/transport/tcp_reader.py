@@ -13,7 +13,7 @@ from common.transport.frames import DataFrame, FrameDecoder, FrameKind, SinkCurs
 from common.transport.messages import Accept, Ack, ControlMessage, MalformedFrame, ReadRequest, Refusal, Trailer
 from common.transport.sizes import agreed_first_layer
 
-Received = tuple[int, bytes]
+Received = tuple[int, Trailer]
 """Payload bytes of a whole read, and its trailer."""
 
 
@@ -54,13 +54,13 @@ async def _receive_data(stream: ByteStream, decoder: FrameDecoder, cursor: SinkC
         await sink.complete(frame.layer)
 
 
-def expect_trailer(frame: ControlMessage | DataFrame) -> bytes:
-    """The trailer's bytes; raises the owner's refusal, or `MalformedFrame` when something else comes."""
+def expect_trailer(frame: ControlMessage | DataFrame) -> Trailer:
+    """The trailer; raises the owner's refusal, or `MalformedFrame` when something else comes."""
     if isinstance(frame, Refusal):
         raise frame.error
     if not isinstance(frame, Trailer):
         raise MalformedFrame("something else where the trailer belongs")
-    return frame.data
+    return frame
 
 
 async def _say(stream: ByteStream, frame: bytes) -> None:

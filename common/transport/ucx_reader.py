@@ -22,6 +22,7 @@ from common.transport.messages import (
     MalformedFrame,
     ReadRequest,
     Refusal,
+    Trailer,
     UcxPeer,
 )
 from common.transport.sizes import agreed_first_layer
@@ -108,7 +109,7 @@ class UcxConnection:
                 # The end of the stream follows; what was said before it counts.
                 await asyncio.get_running_loop().create_future()
 
-    async def _collect(self, sink: KvSink, first: ByteRun, frames: _Frames) -> bytes:
+    async def _collect(self, sink: KvSink, first: ByteRun, frames: _Frames) -> Trailer:
         """Fill the sink; returns the trailer."""
         posts = _Posts(sink, first)
         window = Window(max_bytes=RECEIVE_WINDOW_BYTES, max_pieces=RECEIVE_WINDOW_PIECES)

@@ -264,6 +264,7 @@ class WorkerApp:
         # The clock may have been set back since an earlier life took its incarnation from it.
         incarnation = max(time.time_ns(), self._life.incarnation + 1, least_incarnation)
         self._life = WorkerLife(worker_id=self._life.worker_id, incarnation=incarnation)
+        self._serving.end_waits()
         log.warning("%s starts life %d", self._life.worker_id, incarnation)
 
     def on_release_kv(self, attempt: BlockAttempt) -> None:
@@ -324,6 +325,7 @@ class WorkerApp:
 
     def _make_performer(self) -> Performer:
         return Performer(
+            model=self._engine.config,
             staging=self._staging,
             clock=self._clock,
             life=lambda: self._life,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,10 +29,10 @@ class KvServing:
     """Lends pages to the transport (`KvProvider`) and tells what becomes of them. Event loop only.
 
     An attempt is announced when its prefill starts (optional: then readers may come before it ends, and get each layer
-    when it is computed), offered when the worker core retains its K/V, and withdrawn. `life` is the worker's present
-    life. For each send of what is offered: `on_send_started` before its pages are read (or at the offer, for a reader
-    that came early), `on_send_ended` when they are read no more, then `on_delivered` if the reader has acknowledged
-    them all. The callbacks may call `withdraw`.
+    when it is computed), offered when the worker core retains its K/V, and withdrawn. Early readers may come before all
+    that, and wait. `life` is the worker's present life. For each send: `on_send_started` before its pages are read,
+    `on_send_ended` when they are read no more, then `on_delivered` if the reader has acknowledged them all. The
+    callbacks may call `withdraw`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class KvServing:
         self._on_send_ended = on_send_ended
         self._on_delivered = on_delivered
         self._offers: dict[BlockAttempt, _Offer] = {}
+        self._waiting: dict[BlockAttempt, list[asyncio.Future[None]]] = {}
 
     @property
     def announced(self) -> frozenset[BlockAttempt]:
@@ -90,8 +92,6 @@ class KvServing:
         assert offer.lease_deadline_s in (None, lease_deadline_s), f"{attempt} is on offer already"
         offer.lease_deadline_s = lease_deadline_s
         offer.progress.note_layers()
-        for lease in offer.sends:
-            self._note_send(lease)
 
     def first_revealed(self, attempt: BlockAttempt, first: bytes) -> None:
         """What the prefill's own step revealed: it follows the last layer. Readers of what is offered wait for it."""
@@ -103,13 +103,31 @@ class KvServing:
         assert offer is not None and offer.lease_deadline_s is not None, f"{attempt} is not on offer"
         self._remove(offer, f"K/V of {attempt} was withdrawn")
 
+    def end_waits(self) -> None:
+        """Another life has begun: whoever waits for a prefill of the former one hears so."""
+        for attempt in tuple(self._waiting):
+            self._wake(attempt)
+
+    async def until_begun(self, request: KvReadRequest) -> None:
+        """See `KvProvider.until_begun`. The scheduler ends a reader whose prefill will not come, or kept nothing."""
+        if not request.early or self._refusal_of(request) is not Reason.KV_NOT_FOUND:
+            return
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(request.attempt, [])
+        waiting.append(begun)
+        try:
+            await begun
+        finally:
+            waiting.remove(begun)
+            if not waiting and self._waiting.get(request.attempt) is waiting:
+                del self._waiting[request.attempt]
+
     def open_read(self, request: KvReadRequest) -> PoolLease:
         """See `KvProvider.open_read`."""
         offer = self._offers.get(request.attempt)
         self._check(request, offer)
         assert offer is not None, "the check refuses what is not on offer"
         lease = PoolLease(
-            attempt=request.attempt,
             staging=self._staging,
             page_ids=offer.page_ids,
             progress=offer.progress,
@@ -117,8 +135,7 @@ class KvServing:
             on_closed=lambda delivered: self._send_closed(offer, lease, delivered),
         )
         offer.sends.add(lease)
-        if offer.lease_deadline_s is not None:
-            self._note_send(lease)
+        self._on_send_started(request.attempt)
         return lease
 
     def _add(self, attempt: BlockAttempt, page_ids: Sequence[int], lease_deadline_s: float | None) -> _Offer:
@@ -126,19 +143,32 @@ class KvServing:
         offer = self._offers[attempt] = _Offer(
             attempt=attempt,
             page_ids=tuple(page_ids),
-            progress=LayerProgress(self._layout.n_layers),
+            progress=LayerProgress(self._layout.n_layers, self._clock),
             lease_deadline_s=lease_deadline_s,
         )
+        for awaited in tuple(self._waiting):
+            same_block = (awaited.request_id, awaited.block) == (attempt.request_id, attempt.block)
+            if same_block and awaited.attempt <= attempt.attempt:
+                # A newer attempt tells those who wait for an older one that it will not come.
+                self._wake(awaited)
         return offer
+
+    def _wake(self, attempt: BlockAttempt) -> None:
+        for begun in self._waiting.pop(attempt):
+            if not begun.done():
+                begun.set_result(None)
+
+    def _refusal_of(self, request: KvReadRequest) -> Reason | None:
+        try:
+            self._check(request, self._offers.get(request.attempt))
+        except WireError as error:
+            return error.reason
+        return None
 
     def _remove(self, offer: _Offer, why: str) -> None:
         del self._offers[offer.attempt]
         for lease in offer.sends:
             lease.revoke(WireError(Reason.KV_NOT_FOUND, why))
-
-    def _note_send(self, lease: PoolLease) -> None:
-        lease.send_noted = True
-        self._on_send_started(lease.attempt)
 
     def _check(self, request: KvReadRequest, offer: _Offer | None) -> None:
         """Raise `WireError` unless `request` may have the pages of `offer` at this moment."""
@@ -163,7 +193,6 @@ class KvServing:
 
     def _send_closed(self, offer: _Offer, lease: PoolLease, delivered: bool) -> None:
         offer.sends.remove(lease)
-        if lease.send_noted:
-            self._on_send_ended(offer.attempt)
+        self._on_send_ended(offer.attempt)
         if delivered:
             self._on_delivered(offer.attempt)

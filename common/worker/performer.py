@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from common.clock import Clock
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.params import CacheMode
-from common.core.work import KvHandle
+from common.core.work import KvHandle, KvTransfer, StepDelta
 from common.core.worker_effects import (
     AbortFetch,
     CloseBlock,
@@ -27,8 +30,15 @@ from common.core.worker_effects import (
     WorkerEffect,
 )
 from common.core.worker_events import KvFetched, KvFetchFailed, WorkerEvent
-from common.errors import Reason, WireError
-from common.rpc.convert import block_completion_to_proto, kv_handle_to_proto, step_delta_to_proto
+from common.errors import InvalidRequest, Reason, WireError
+from common.model_config import ModelConfig
+from common.rpc.convert import (
+    block_completion_to_proto,
+    kv_handle_to_proto,
+    kv_received_to_proto,
+    step_delta_from_proto,
+    step_delta_to_proto,
+)
 from common.rpc.status import wire_error_for
 from common.transport.base import KvTransport
 from common.worker.calls import CallTable
@@ -39,7 +49,10 @@ from common.worker.pool_sink import PoolSink
 from common.worker.registry_client import RegistryClient
 from common.worker.retained_kv import RetainedKv
 from common.worker.scheduler_link import SchedulerLink
-from sangam.v1 import decode_pb2, prefill_pb2
+from common.worker.work_checks import check_first
+from sangam.v1 import decode_pb2, prefill_pb2, types_pb2
+
+log = logging.getLogger(__name__)
 
 Spawn = Callable[[Coroutine[Any, Any, WorkerEvent]], "asyncio.Task[WorkerEvent]"]
 """Starts a task that the app owns."""
@@ -54,6 +67,7 @@ class Performer:
     def __init__(
         self,
         *,
+        model: ModelConfig,
         staging: KvStaging,
         clock: Clock,
         life: Callable[[], WorkerLife],
@@ -68,6 +82,7 @@ class Performer:
         spawn: Spawn,
         feed: Callable[[WorkerEvent], None],
     ) -> None:
+        self._model = model
         self._staging = staging
         self._clock = clock
         self._life = life
@@ -121,10 +136,29 @@ class Performer:
     async def _fetch(self, effect: FetchKv) -> WorkerEvent:
         try:
             with PoolSink(self._staging, effect.page_ids) as sink:
-                stats = await self._transport.fetch(handle=effect.handle, sink=sink, timeout_s=effect.handle.lease_s)
+                stats = await self._transport.fetch(
+                    handle=effect.handle, sink=sink, timeout_s=effect.handle.lease_s, early=effect.early
+                )
+            first = self._revealed(effect.attempt, stats.trailer) if effect.early else None
         except WireError as error:
             return KvFetchFailed(attempt=effect.attempt, reason=error.reason)
-        return KvFetched(attempt=effect.attempt, transfer_s=stats.transfer_s, transfer_bytes=stats.transfer_bytes)
+        transfer = KvTransfer(
+            transfer_s=stats.transfer_s, exposed_s=stats.exposed_s, transfer_bytes=stats.transfer_bytes
+        )
+        return KvFetched(attempt=effect.attempt, transfer=transfer, first=first)
+
+    def _revealed(self, attempt: BlockAttempt, trailer: bytes) -> StepDelta:
+        """What the prefill of an early fetch revealed; raises `WireError` KV_CHECKSUM when it cannot have."""
+        outbox = self._calls.find(attempt)
+        if outbox is None:
+            raise WireError(Reason.CANCELLED, "the caller has gone")
+        try:
+            first = step_delta_from_proto(types_pb2.StepDelta.FromString(trailer))
+            check_first(outbox.work, first, self._model)
+        except (InvalidRequest, DecodeError) as error:
+            log.warning("the K/V of %s came with no step of its block: %s", attempt, error)
+            raise WireError(Reason.KV_CHECKSUM, "the K/V came with no step of its block") from None
+        return first
 
     def _fetch_ended(self, attempt: BlockAttempt, task: asyncio.Task[WorkerEvent]) -> None:
         """A task cancelled before its first step never runs, so the end is noticed here and not inside it."""
@@ -162,7 +196,7 @@ class Performer:
 
     def _send_kv_received(self, effect: SendKvReceived) -> None:
         if outbox := self._calls.find(effect.attempt):
-            received = decode_pb2.KvReceived(transfer_s=effect.transfer_s, transfer_bytes=effect.transfer_bytes)
+            received = kv_received_to_proto(effect.transfer, effect.first)
             outbox.send(decode_pb2.DecodeEvent(kv_received=received))
 
     def _send_step(self, effect: SendStep) -> None:

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from common.core.ids import BlockAttempt
+from common.clock import Clock
 from common.errors import WireError
 from common.worker.kv_staging import Fence, KvStaging, StagingBuffer
 
 
 class LayerProgress:
-    """How much of one prefill is computed: layers, then what its own step revealed. Event loop only."""
+    """How much of one prefill is computed, and since when: layers, then what its own step revealed. Event loop only."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, clock: Clock) -> None:
+        self._clock = clock
+        self._computed_at_s: float | None = None
         self._reached = [asyncio.Event() for _ in range(layers)]
         self._fences: list[Fence] = [None] * layers
         self._first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -24,11 +26,20 @@ class LayerProgress:
         """That layer is in the pool, or will be at `fence`."""
         self._fences[layer] = fence
         self._reached[layer].set()
+        if layer == len(self._reached) - 1:
+            self._computed_at_s = self._clock.now()
 
     def note_layers(self) -> None:
         """Every layer is in the pool."""
         for reached in self._reached:
             reached.set()
+        if self._computed_at_s is None:
+            self._computed_at_s = self._clock.now()
+
+    def computed_ago_s(self) -> float:
+        """Seconds since every layer is in the pool."""
+        assert self._computed_at_s is not None, "asked before the last layer"
+        return self._clock.now() - self._computed_at_s
 
     def note_first(self, first: bytes) -> None:
         """What the prefill's own step revealed, as bytes for the reader."""
@@ -54,16 +65,13 @@ class PoolLease:
     def __init__(
         self,
         *,
-        attempt: BlockAttempt,
         staging: KvStaging,
         page_ids: Sequence[int],
         progress: LayerProgress,
         check: Callable[[], None],
         on_closed: Callable[[bool], None],
     ) -> None:
-        self.attempt = attempt
         self.check = check
-        self.send_noted = False
         self._staging = staging
         self._page_ids = page_ids
         self._index = torch.tensor(page_ids, dtype=torch.int64, device=staging.pool.tensor.device)
@@ -102,6 +110,10 @@ class PoolLease:
     async def trailer(self) -> bytes:
         """What the prefill's own step revealed, once it is known."""
         return await self._progress.wait_first()
+
+    def computed_ago_s(self) -> float:
+        """See `KvReadLease.computed_ago_s`."""
+        return self._progress.computed_ago_s()
 
     async def revoked(self) -> WireError:
         """See `KvReadLease.revoked`."""

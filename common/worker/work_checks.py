@@ -30,7 +30,8 @@ def check_source(
     `readable` transports (`LAYOUT_MISMATCH`)."""
     if isinstance(source, LocalPrefill):
         return
-    _check_first(work, source.first, model)
+    if source.first is not None:
+        check_first(work, source.first, model)
     if isinstance(source, RemoteKv):
         _check_handle(work, source, layout, readable)
     elif isinstance(source, NoKv) and work.cache_mode is not CacheMode.NONE:
@@ -44,7 +45,8 @@ def _check_ids(field: str, token_ids: Sequence[int], model: ModelConfig) -> None
         raise InvalidPrompt(field, f"the mask id {model.mask_token_id} is no token")
 
 
-def _check_first(work: BlockWork, first: StepDelta, model: ModelConfig) -> None:
+def check_first(work: BlockWork, first: StepDelta, model: ModelConfig) -> None:
+    """Raise `InvalidRequest` unless `first` can be what the prefill of `work` revealed."""
     start, end = work.block_start_position, work.block_start_position + work.block_length_tokens
     if first.step != 0:
         raise InvalidRequest("first.step", f"must be 0, the prefill's own step, not {first.step}")

@@ -18,6 +18,7 @@ from common.rpc.convert import (
     block_completion_from_proto,
     block_work_to_proto,
     kv_handle_from_proto,
+    kv_received_from_proto,
     kv_source_to_proto,
     step_delta_from_proto,
 )
@@ -126,10 +127,8 @@ def _prefill_outcome(call_id: CallId, response: prefill_pb2.PrefillResponse) -> 
 def _decode_outcome(call_id: CallId, event: decode_pb2.DecodeEvent) -> CallOutcome:
     match event.WhichOneof("event"):
         case "kv_received":
-            received = event.kv_received
-            return DecodeKvReceived(
-                call_id=call_id, transfer_s=received.transfer_s, transfer_bytes=received.transfer_bytes
-            )
+            transfer, first = kv_received_from_proto(event.kv_received)
+            return DecodeKvReceived(call_id=call_id, transfer=transfer, first=first)
         case "step":
             return DecodeStepped(call_id=call_id, step=step_delta_from_proto(event.step))
         case "block_completed":

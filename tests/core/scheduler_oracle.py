@@ -10,6 +10,7 @@ import random
 
 from common.core import effects as fx
 from common.core import events as ev
+from common.core.block_cost import NO_TRANSFER
 from common.core.cluster import WorkerSpec
 from common.core.ids import BlockAttempt, RequestId, Role, ServingMode, WorkerLife
 from common.core.scheduler import SchedulerCore
@@ -139,7 +140,7 @@ class SchedulerOracle(PaperCluster):
             self._say(self.finish_prefill(call, rng))
         elif isinstance(call.source, RemoteKv) and not call.kv_received and not hide_kv_received:
             self.got_kv(call)
-            self._say(ev.DecodeKvReceived(call_id=call.effect.call_id, transfer_s=0.1, transfer_bytes=10))
+            self._say(ev.DecodeKvReceived(call_id=call.effect.call_id, transfer=NO_TRANSFER, first=None))
         elif (call.kv_received or not isinstance(call.source, RemoteKv)) and (finish := self.finished(call, rng)):
             self.close(call_id)
             self.requests[call.work.attempt.request_id].committing = finish
@@ -236,6 +237,7 @@ class SchedulerOracle(PaperCluster):
             self._open(effect, DECODING, set())
             return
         require(request.phase == READY and source.first == request.first, "decodes what was not prefilled")
+        assert source.first is not None
         if isinstance(source, RemoteKv):
             handle = source.handle
             require(handle.owner in self.workers, "K/V of a dead life")
@@ -305,7 +307,7 @@ class SchedulerOracle(PaperCluster):
             done = BlockCompletion(prefill_forwards=1, decode_forwards=1, finish=FinishReason.STOP)
             late_events: list[ev.SchedulerEvent] = [
                 ev.DecodeCompleted(call_id=call.effect.call_id, completion=done),
-                ev.DecodeKvReceived(call_id=call.effect.call_id, transfer_s=0.1, transfer_bytes=1),
+                ev.DecodeKvReceived(call_id=call.effect.call_id, transfer=NO_TRANSFER, first=None),
                 ev.CallFailed(call_id=call.effect.call_id, reason=Reason.PEER_LOST),
             ]
             self.echoes.append(rng.choice(late_events))

@@ -10,12 +10,13 @@ from common.core.cluster import WorkerSpec, WorkerView
 from common.core.ids import Role, ServingMode
 from common.core.scheduler import SchedulerCore
 from common.core.scheduler_config import SchedulerConfig
-from common.core.work import BlockCompletion, FinishReason, KvHandle, RequestSpec
+from common.core.work import BlockCompletion, FinishReason, KvHandle, KvTransfer, RequestSpec
 from common.errors import Reason
 from tests.core.samples import delta, request_spec, worker_spec
 
 E = TypeVar("E")
 Call = fx.CallPrefill | fx.CallDecode
+TRANSFER = KvTransfer(transfer_s=0.25, exposed_s=0.125, transfer_bytes=640)
 
 
 class Stage:
@@ -69,7 +70,7 @@ class Stage:
         return self.feed(ev.PrefillCompleted(call_id=call.call_id, first=first, kv=None, completion=done(0, finish)))
 
     def received(self, call: Call) -> list[fx.SchedulerEffect]:
-        return self.feed(ev.DecodeKvReceived(call_id=call.call_id, transfer_s=0.25, transfer_bytes=640))
+        return self.feed(ev.DecodeKvReceived(call_id=call.call_id, transfer=TRANSFER, first=None))
 
     def stepped(self, call: Call, step: int, positions: list[int]) -> list[fx.SchedulerEffect]:
         return self.feed(

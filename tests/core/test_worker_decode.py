@@ -21,7 +21,19 @@ from common.core.worker_effects import (
 from common.core.worker_events import IterationCompleted, PrefillRequested
 from common.errors import Reason
 from tests.core.worker_shell import Effects, WorkerShell
-from tests.core.worker_work import EOS, attempt, first_step, handle_of, no_kv, remote_kv, step, work, worker_config
+from tests.core.worker_work import (
+    EOS,
+    TRANSFER,
+    attempt,
+    early_kv,
+    first_step,
+    handle_of,
+    no_kv,
+    remote_kv,
+    step,
+    work,
+    worker_config,
+)
 
 A, B, C = attempt("a"), attempt("b"), attempt("c")
 LOCAL = LocalPrefill()
@@ -77,17 +89,33 @@ class TestSources:
         shell = decode_worker()
         what = work(attempt("a", block=1))
         effects = shell.submit(what, remote_kv(what))
-        assert effects[0] == FetchKv(attempt=what.attempt, handle=handle_of(what), page_ids=(0, 1, 2))
+        assert effects[0] == FetchKv(attempt=what.attempt, handle=handle_of(what), page_ids=(0, 1, 2), early=False)
         assert isinstance(effects[1], Report) and effects[1].report.free_pages == 13
         effects = shell.fetched(what.attempt)
         assert effects[:3] == [
-            SendKvReceived(attempt=what.attempt, transfer_s=0.5, transfer_bytes=1000),
+            SendKvReceived(attempt=what.attempt, transfer=TRANSFER, first=None),
             OpenBlock(work=what, page_ids=(0, 1, 2), first=first_step(what)),
             RunIteration(iteration=1, decodes=(what.attempt,), prefills=()),
         ]
         effects = shell.complete({what.attempt: {5: 3, 6: EOS}})
         completion = BlockCompletion(prefill_forwards=1, decode_forwards=1, finish=FinishReason.STOP)
         assert effects[0] == SendStep(attempt=what.attempt, step=step(1, {5: 3, 6: EOS}))
+        assert effects[1] == SendCompletion(attempt=what.attempt, completion=completion)
+        assert shell.core.view().idle
+
+    def test_an_early_fetch_brings_what_the_prefill_revealed(self):
+        shell = decode_worker()
+        what = work(attempt("a", block=1))
+        effects = shell.submit(what, early_kv(what))
+        assert effects[0] == FetchKv(attempt=what.attempt, handle=handle_of(what), page_ids=(0, 1, 2), early=True)
+        effects = shell.fetched(what.attempt)
+        assert effects[:3] == [
+            SendKvReceived(attempt=what.attempt, transfer=TRANSFER, first=first_step(what)),
+            OpenBlock(work=what, page_ids=(0, 1, 2), first=first_step(what)),
+            RunIteration(iteration=1, decodes=(what.attempt,), prefills=()),
+        ]
+        effects = shell.complete({what.attempt: {5: 3, 6: EOS}})
+        completion = BlockCompletion(prefill_forwards=1, decode_forwards=1, finish=FinishReason.STOP)
         assert effects[1] == SendCompletion(attempt=what.attempt, completion=completion)
         assert shell.core.view().idle
 

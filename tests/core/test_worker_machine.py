@@ -70,13 +70,32 @@ MUTANTS = {
     "runs a superseded attempt on": ("worker", "for attempt in older:", "for attempt in []:"),
     "never gives up waiting for pages": ("worker", "if due <= self._now", "if False"),
     "never lets a lease expire": ("worker", "self._effects += self._retention.expire(now)", "pass"),
-    "frees pages that a send reads": ("kv_retention", "if block.withdrawn and not block.sends:", "if block.withdrawn:"),
+    "frees pages that a send reads": (
+        "kv_retention",
+        "if block.sends or block.phase is _Phase.OFFERED:",
+        "if block.phase is _Phase.OFFERED:",
+    ),
+    "frees pages that an early send reads": (
+        "worker",
+        "if self._pool.pages_of(block.attempt) and not self._retention.keep_while_sent(block.attempt):",
+        "if self._pool.pages_of(block.attempt):",
+    ),
+    "forgets early sends at the offer": (
+        "kv_retention",
+        "block = self._blocks.setdefault(attempt, _Lent(phase=_Phase.COMPUTING))",
+        "block = self._blocks[attempt] = _Lent(phase=_Phase.COMPUTING)",
+    ),
+    "keeps what an early fetch brought to itself": (
+        "worker",
+        "news = first if block.source.early else None",
+        "news = None",
+    ),
     "lets a lease expire under a send": (
         "kv_retention",
-        "if not block.withdrawn and not block.sends]",
-        "if not block.withdrawn]",
+        "if block.phase is _Phase.OFFERED and not block.sends]",
+        "if block.phase is _Phase.OFFERED]",
     ),
-    "withdraws twice": ("kv_retention", "if block is None or block.withdrawn:", "if block is None:"),
+    "withdraws twice": ("kv_retention", "if block is None or block.phase is not _Phase.OFFERED:", "if block is None:"),
     "hands a page out twice": (
         "page_pool",
         "self._free_runs.append((start + taken, end))",

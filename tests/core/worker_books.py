@@ -6,6 +6,7 @@ order, and what Algorithm 1 allows; every effect is checked against them.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from common.core.ids import BlockAttempt, Role
@@ -31,6 +32,7 @@ from common.core.worker_effects import (
 from common.core.worker_view import WorkerView
 from common.errors import Reason
 from tests.core.budget_oracle import BudgetOracle
+from tests.core.worker_work import first_step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,10 +77,9 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Offer:
-    """K/V on offer: until when, and how many sends read it."""
+    """K/V on offer, until when."""
 
     expires_s: float
-    sends: int = 0
     withdrawn: bool = False
 
 
@@ -93,6 +94,7 @@ class WorkerBooks:
         self.open: set[BlockAttempt] = set()
         self.fetching: dict[BlockAttempt, bool] = {}  # value: asked to abort
         self.offers: dict[BlockAttempt, Offer] = {}
+        self.sends: Counter[BlockAttempt] = Counter()  # of offers, and of prefills that run
         self.running: RunIteration | None = None
         self.queued: list[BlockAttempt] = []
         self.page_waiters: list[BlockAttempt] = []
@@ -123,12 +125,13 @@ class WorkerBooks:
                 queue.remove(attempt)
 
     def touched(self, attempt: BlockAttempt) -> bool:
-        """Whether an engine state, a forward, a fetch or a reader of an offer may touch its pages."""
-        return attempt in self.open | self.in_forward | self.fetching.keys() | self.offers.keys()
+        """Whether an engine state, a forward, a fetch, an offer or a send may touch its pages."""
+        touching = self.open | self.in_forward | self.fetching.keys() | self.offers.keys()
+        return attempt in touching or self.sends[attempt] > 0
 
     def free_untouched(self) -> None:
         """Take back what nothing touches any more."""
-        for attempt in [a for a, offer in self.offers.items() if offer.withdrawn and not offer.sends]:
+        for attempt in [a for a, offer in self.offers.items() if offer.withdrawn and not self.sends[a]]:
             del self.offers[attempt]
         for attempt in [a for a in self.pages if self.calls[a].ended and not self.touched(a)]:
             del self.pages[attempt]
@@ -146,7 +149,8 @@ class WorkerBooks:
                 self._run(effect)
             case FetchKv():
                 source = self.calls[effect.attempt].source
-                assert isinstance(source, RemoteKv) and effect.handle == source.handle
+                assert isinstance(source, RemoteKv)
+                assert (effect.handle, effect.early) == (source.handle, source.first is None)
                 self._take_turn_for_pages(effect.attempt, effect.page_ids)
                 self.fetching[effect.attempt] = False
             case AbortFetch():
@@ -156,13 +160,16 @@ class WorkerBooks:
                 self._retain(effect, now)
             case ForgetKv():
                 offer = self.offers[effect.attempt]
-                expired = offer.expires_s <= now and not offer.sends
+                expired = offer.expires_s <= now and not self.sends[effect.attempt]
                 assert not offer.withdrawn and (effect.attempt in self.expect_forgotten or expired)
                 offer.withdrawn = True
             case SendKvReceived():
                 source = self.calls[effect.attempt].source
                 assert isinstance(source, RemoteKv) and not self.calls[effect.attempt].ended
-                self.calls[effect.attempt].reveal(source.first)
+                assert (effect.first is None) != (source.first is None), "said twice, or not at all"
+                first = source.first or effect.first
+                assert first is not None
+                self.calls[effect.attempt].reveal(first)
             case SendStep():
                 assert not self.calls[effect.attempt].ended
             case SendPrefillResult():
@@ -180,8 +187,8 @@ class WorkerBooks:
         assert view.free_pages == self.free_pages, "pages leaked, or freed while something may touch them"
         assert all(not self.calls[a].ended or self.touched(a) for a in self.pages), "pages held for nothing"
         assert all(not self.calls[a].ended or aborted for a, aborted in self.fetching.items())
-        for offer in self.offers.values():
-            assert offer.withdrawn or offer.sends or offer.expires_s > now, "outlived its lease"
+        for attempt, offer in self.offers.items():
+            assert offer.withdrawn or self.sends[attempt] or offer.expires_s > now, "outlived its lease"
         for attempt in self.page_waiters:
             assert self.calls[attempt].since_s + self.config.kv_page_wait_s > now, "waits for pages for ever"
         self._check_nothing_stalls()
@@ -234,7 +241,7 @@ class WorkerBooks:
             assert all(self.calls[a].arrival > call.arrival for a in self.page_waiters), "pages past an older decode"
             self._take_pages(attempt, effect.page_ids)
             return
-        assert isinstance(call.source, RemoteKv | NoKv) and effect.first == call.source.first
+        assert isinstance(call.source, RemoteKv | NoKv) and effect.first == (call.source.first or first_step(call.work))
         if isinstance(call.source, NoKv):
             self._take_turn_for_pages(attempt, effect.page_ids)
             call.reveal(call.source.first)

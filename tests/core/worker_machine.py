@@ -12,7 +12,7 @@ from common.core.params import CacheMode
 from common.core.work import BlockWork, KvSource, LocalPrefill
 from common.errors import Reason
 from tests.core.worker_shell import WorkerShell
-from tests.core.worker_work import EOS, no_kv, remote_kv, work, worker_config
+from tests.core.worker_work import EOS, early_kv, no_kv, remote_kv, work, worker_config
 
 TOKENS = st.sampled_from([3, 4, EOS])
 WORKS = st.builds(
@@ -59,14 +59,14 @@ class WorkerMachine(RuleBasedStateMachine):
     def _pick(self, data: st.DataObject, attempts: Iterable[BlockAttempt]) -> BlockAttempt:
         return data.draw(st.sampled_from(sorted(attempts)))
 
-    @rule(what=WORKS, source=st.sampled_from(["local", "remote"]))
+    @rule(what=WORKS, source=st.sampled_from(["local", "remote", "early"]))
     def submit(self, what: BlockWork, source: str):
         call = self.books.calls.get(what.attempt)
         if call is not None and not call.ended:
             return
         kv: KvSource | None = None
         if self.shell.config.role is Role.DECODE:
-            remote = no_kv if what.cache_mode is CacheMode.NONE else remote_kv
+            remote = no_kv if what.cache_mode is CacheMode.NONE else early_kv if source == "early" else remote_kv
             kv = LocalPrefill() if source == "local" else remote(what)
         self.shell.submit(what, kv)
 
@@ -111,15 +111,21 @@ class WorkerMachine(RuleBasedStateMachine):
     def fetch_failed(self, data, reason):
         self.shell.fetch_failed(self._pick(data, self.books.fetching), reason)
 
-    @precondition(lambda self: any(not offer.withdrawn for offer in self.books.offers.values()))
+    def _readable(self) -> list[BlockAttempt]:
+        """What a peer may read: on offer, or being computed."""
+        books = self.books
+        computed = books.in_forward if self.shell.config.role is Role.PREFILL else ()
+        return [*computed, *(attempt for attempt, offer in books.offers.items() if not offer.withdrawn)]
+
+    @precondition(lambda self: self._readable())
     @rule(data=st.data())
     def send_started(self, data):
-        self.shell.send_started(self._pick(data, [a for a, o in self.books.offers.items() if not o.withdrawn]))
+        self.shell.send_started(self._pick(data, self._readable()))
 
-    @precondition(lambda self: any(offer.sends for offer in self.books.offers.values()))
+    @precondition(lambda self: +self.books.sends)
     @rule(data=st.data())
     def send_ended(self, data):
-        self.shell.send_ended(self._pick(data, [a for a, o in self.books.offers.items() if o.sends]))
+        self.shell.send_ended(self._pick(data, +self.books.sends))
 
     @precondition(lambda self: self.books.calls)
     @rule(data=st.data())

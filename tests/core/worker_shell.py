@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import common.core.worker as worker_module
 from common.core.ids import BlockAttempt, Role
 from common.core.params import CacheMode
-from common.core.work import BlockWork, IterationReport, KvSource, StepDelta
+from common.core.work import BlockWork, IterationReport, KvSource, RemoteKv, StepDelta
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_effects import (
     ForgetKv,
@@ -35,7 +35,7 @@ from common.core.worker_events import (
 )
 from common.errors import Reason
 from tests.core.worker_books import Call, WorkerBooks
-from tests.core.worker_work import step
+from tests.core.worker_work import TRANSFER, first_step, step
 
 Effects = list[WorkerEffect]
 
@@ -130,9 +130,12 @@ class WorkerShell:
     def fetched(self, attempt: BlockAttempt) -> Effects:
         """The pages are all here."""
         del self.books.fetching[attempt]
-        live = not self.books.calls[attempt].ended
-        effects = self.feed(KvFetched(attempt=attempt, transfer_s=0.5, transfer_bytes=1000))
-        received = SendKvReceived(attempt=attempt, transfer_s=0.5, transfer_bytes=1000)
+        call = self.books.calls[attempt]
+        live = not call.ended
+        assert isinstance(call.source, RemoteKv)
+        first = first_step(call.work) if call.source.early else None
+        effects = self.feed(KvFetched(attempt=attempt, transfer=TRANSFER, first=first))
+        received = SendKvReceived(attempt=attempt, transfer=TRANSFER, first=first)
         assert (received in effects) == live
         return effects
 
@@ -153,13 +156,14 @@ class WorkerShell:
 
     def send_started(self, attempt: BlockAttempt) -> Effects:
         """The data plane begins to read."""
-        assert not self.books.offers[attempt].withdrawn
-        self.books.offers[attempt].sends += 1
+        offer = self.books.offers.get(attempt)
+        assert attempt in self.books.in_forward if offer is None else not offer.withdrawn
+        self.books.sends[attempt] += 1
         return self.feed(KvSendStarted(attempt=attempt))
 
     def send_ended(self, attempt: BlockAttempt) -> Effects:
         """The data plane reads no more."""
-        self.books.offers[attempt].sends -= 1
+        self.books.sends[attempt] -= 1
         return self.feed(KvSendEnded(attempt=attempt))
 
     def end_life(self) -> Effects:
@@ -184,9 +188,8 @@ class WorkerShell:
     def settle(self) -> None:
         """Let everything come to its end; nothing may be left over, and every call must have its answer."""
         books = self.books
-        for attempt, offer in list(books.offers.items()):
-            for _ in range(offer.sends):
-                self.send_ended(attempt)
+        for attempt in books.sends.copy().elements():
+            self.send_ended(attempt)
         while books.running or books.fetching or self.core.next_wakeup() is not None:
             for attempt in list(books.fetching):
                 self.fetched(attempt)

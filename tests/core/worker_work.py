@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from common.core.ids import BlockAttempt, RequestId, Role, WorkerId, WorkerLife
 from common.core.params import CacheMode, ConfidenceThreshold, SamplingParams
-from common.core.work import BlockWork, KvHandle, NoKv, RemoteKv, StepDelta
+from common.core.work import BlockWork, KvHandle, KvTransfer, NoKv, RemoteKv, StepDelta
 from common.core.worker_config import WorkerCoreConfig
 
 EOS = 9
 PAGE_SIZE_TOKENS = 4
+TRANSFER = KvTransfer(transfer_s=0.5, exposed_s=0.25, transfer_bytes=1000)
 PREFILL_LIFE = WorkerLife(worker_id=WorkerId("p0"), incarnation=1)
 
 
@@ -88,6 +89,11 @@ def first_step(what: BlockWork) -> StepDelta:
 def remote_kv(what: BlockWork) -> RemoteKv:
     """K/V to fetch, with one token revealed."""
     return RemoteKv(handle=handle_of(what), first=first_step(what))
+
+
+def early_kv(what: BlockWork) -> RemoteKv:
+    """K/V to fetch while it is computed."""
+    return RemoteKv(handle=handle_of(what), first=None)
 
 
 def no_kv(what: BlockWork) -> NoKv:

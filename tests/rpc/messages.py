@@ -23,6 +23,7 @@ from common.core.work import (
     FinishReason,
     IterationReport,
     KvHandle,
+    KvTransfer,
     LocalPrefill,
     NoKv,
     RemoteKv,
@@ -82,7 +83,12 @@ handles = st.builds(
     pages=positive,
     lease_s=uint32.map(lambda lease_ms: lease_ms / 1000),
 )
-sources = st.builds(LocalPrefill) | st.builds(RemoteKv, handle=handles, first=steps) | st.builds(NoKv, first=steps)
+sources = (
+    st.builds(LocalPrefill)
+    | st.builds(RemoteKv, handle=handles, first=st.none() | steps)
+    | st.builds(NoKv, first=steps)
+)
+transfers = st.builds(KvTransfer, transfer_s=durations, exposed_s=durations, transfer_bytes=uint64)
 reports = st.builds(
     IterationReport,
     iteration=uint64,
@@ -111,6 +117,7 @@ placements = st.builds(
     queue_s=durations,
     prefill_s=durations,
     transfer_s=durations,
+    transfer_exposed_s=durations,
     transfer_bytes=uint64,
     decode_s=durations,
 )

@@ -61,6 +61,12 @@ def test_kv_source_round_trip(source):
     assert convert.kv_source_from_proto(over_the_wire(request)) == source
 
 
+@given(transfer=messages.transfers, first=st.none() | messages.steps)
+def test_kv_received_round_trip(transfer, first):
+    message = over_the_wire(convert.kv_received_to_proto(transfer, first))
+    assert convert.kv_received_from_proto(message) == (transfer, first)
+
+
 def test_local_prefill_is_told_apart_from_no_source_at_all():
     request = decode_pb2.DecodeRequest()
     convert.kv_source_to_proto(LocalPrefill(), request)

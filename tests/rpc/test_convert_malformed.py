@@ -47,6 +47,7 @@ WORKER = scheduler_pb2.RegisterWorkerRequest(
     token_budget_tokens=1024,
     max_batch_size=8,
 )
+RECEIVED = decode_pb2.KvReceived(transfer_s=1.0, exposed_s=0.5, transfer_bytes=8, first=STEP)
 DECODE = decode_pb2.DecodeRequest(work=WORK, remote=decode_pb2.RemoteKv(handle=HANDLE, first=STEP))
 
 
@@ -94,7 +95,10 @@ CASES = [
     (convert.kv_handle_from_proto, HANDLE, set_to("pages", 0), "handle.pages"),
     (convert.kv_source_from_proto, DECODE, set_to("remote", None), "kv_source"),
     (convert.kv_source_from_proto, DECODE, set_to("remote.handle", None), "remote.handle"),
-    (convert.kv_source_from_proto, DECODE, set_to("remote.first", None), "remote.first"),
+    (convert.kv_source_from_proto, DECODE, set_to("remote.first.positions", [6, 4]), "remote.first.positions"),
+    (convert.kv_received_from_proto, RECEIVED, set_to("transfer_s", -1.0), "kv_received.transfer_s"),
+    (convert.kv_received_from_proto, RECEIVED, set_to("exposed_s", float("nan")), "kv_received.exposed_s"),
+    (convert.kv_received_from_proto, RECEIVED, set_to("first.positions", [6, 4]), "kv_received.first.positions"),
     (convert.block_work_from_proto, WORK, set_to("attempt", None), "work.attempt"),
     (convert.block_work_from_proto, WORK, set_to("attempt.block", 2), "work.attempt.block"),
     (convert.block_work_from_proto, WORK, set_to("generated_token_ids", [5]), "work.generated_token_ids"),

@@ -27,8 +27,8 @@ class Pair:
     def handle(self, number: int = 0) -> KvHandle:
         return handle_for(self.address, number, transport=self.reader.name)
 
-    async def fetch(self, sink: KvSink, number: int = 0, timeout_s: float = 20.0) -> FetchStats:
-        return await self.reader.fetch(handle=self.handle(number), sink=sink, timeout_s=timeout_s)
+    async def fetch(self, sink: KvSink, number: int = 0, timeout_s: float = 20.0, *, early: bool = False) -> FetchStats:
+        return await self.reader.fetch(handle=self.handle(number), sink=sink, timeout_s=timeout_s, early=early)
 
 
 def _inproc_maker() -> Callable[[], KvTransport]:

@@ -14,6 +14,8 @@ from common.transport.base import KvReadRequest
 OWNER = WorkerLife(WorkerId("p0"), 7)
 LAYOUT = "layout-1"
 PATIENCE_S = 20.0
+AGE_S = 3600.0
+"""How long ago what a double lends was computed."""
 
 
 def attempt(number: int = 0) -> BlockAttempt:
@@ -53,6 +55,7 @@ class MemoryLease:
         self.reached: dict[int, asyncio.Event] = {layer: asyncio.Event() for layer in range(len(layers_data))}
         self.gates: dict[int, asyncio.Event] = {}
         self.trailer_data = b""
+        self.age_s = AGE_S
         self.trailer_gate: asyncio.Event | None = None
         self.on_check: Callable[[int], None] = lambda _: None
 
@@ -81,6 +84,9 @@ class MemoryLease:
         if self.trailer_gate is not None:
             await self.trailer_gate.wait()
         return self.trailer_data
+
+    def computed_ago_s(self) -> float:
+        return self.age_s
 
     async def revoked(self) -> WireError:
         return await asyncio.shield(self._revoked)
@@ -111,10 +117,15 @@ class MemoryProvider:
         self.leases: dict[BlockAttempt, MemoryLease] = {}
         self.requests: list[KvReadRequest] = []
         self.refusal: Exception | None = None
+        self.begun: asyncio.Event | None = None
 
     def lend(self, layers_data: Sequence[bytes], number: int = 0, **cut: int) -> MemoryLease:
         lease = self.leases[attempt(number)] = MemoryLease(layers_data, **cut)
         return lease
+
+    async def until_begun(self, request: KvReadRequest) -> None:
+        if self.begun is not None and request.early:
+            await self.begun.wait()
 
     def open_read(self, request: KvReadRequest) -> MemoryLease:
         self.requests.append(request)

@@ -21,6 +21,9 @@ class EndlessProvider:
         self._at_check = at_check
         self._signal = signal_number
 
+    async def until_begun(self, request: KvReadRequest) -> None:
+        """All of it is there from the start."""
+
     def open_read(self, request: KvReadRequest) -> MemoryLease:
         lease = MemoryLease(self._data, piece_bytes=1 << 20, gap_bytes=4096)
         lease.on_check = self._maybe_die

@@ -62,7 +62,7 @@ def feed(decoder: FrameDecoder, data: bytes, pieces: random.Random | None = None
 
 
 def header(
-    kind: int, *, length: int, layer: int = 0, offset: int = 0, version: int = 1, magic: bytes = b"SGKV"
+    kind: int, *, length: int, layer: int = 0, offset: int = 0, version: int = 2, magic: bytes = b"SGKV"
 ) -> bytes:
     head = struct.pack("<4sBBHIQQI", magic, version, kind, 0, layer, offset, length, 0)
     return head + struct.pack("<I", zlib.crc32(head))
@@ -73,18 +73,19 @@ messages = st.one_of(
     st.just(Ack()),
     st.builds(UcxPeer, ucx_version=text, worker_address=st.binary(min_size=1, max_size=300), first_tag=u64),
     st.builds(Delivered, first=u64, payload_sums=st.lists(u32, max_size=70).map(tuple)),
-    st.builds(Trailer, data=st.binary(max_size=300)),
+    st.builds(Trailer, data=st.binary(max_size=300), computed_ago_s=st.floats(0.0, 1e6)),
     st.builds(
-        lambda request, worker, block, attempt, incarnation, pages, layout, timeout_s: ReadRequest(
+        lambda request, worker, block, attempt, incarnation, pages, layout, timeout_s, early: ReadRequest(
             read=KvReadRequest(
                 attempt=BlockAttempt(RequestId(request), block, attempt),
                 owner=WorkerLife(WorkerId(worker), incarnation),
                 layout_fingerprint=layout,
                 pages=pages,
+                early=early,
             ),
             timeout_s=timeout_s,
         ),
-        text, text, u32, u32, u64, u32, text, st.floats(1e-3, 1e6),
+        text, text, u32, u32, u64, u32, text, st.floats(1e-3, 1e6), st.booleans(),
     ),
 )  # fmt: skip
 
@@ -178,7 +179,7 @@ def test_a_kind_that_this_side_never_gets_is_refused() -> None:
 
 def test_another_wire_version_is_a_layout_mismatch() -> None:
     with pytest.raises(WireError) as caught:
-        feed(FrameDecoder(EVERY_KIND), header(FrameKind.ACK, length=0, version=2))
+        feed(FrameDecoder(EVERY_KIND), header(FrameKind.ACK, length=0, version=3))
     assert caught.value.reason is Reason.LAYOUT_MISMATCH
 
 
@@ -246,8 +247,14 @@ def test_a_senseless_timeout_is_refused(timeout_s: float) -> None:
         feed(FrameDecoder(EVERY_KIND), request_frame(timeout_s=timeout_s))
 
 
+@pytest.mark.parametrize("computed_ago_s", [float("nan"), float("inf"), -0.1])
+def test_a_senseless_time_since_the_prefill_is_refused(computed_ago_s: float) -> None:
+    with pytest.raises(MalformedFrame):
+        feed(FrameDecoder(EVERY_KIND), encode_control(Trailer(data=b"", computed_ago_s=computed_ago_s)))
+
+
 def test_header_size_is_what_the_format_says() -> None:
     assert HEADER_BYTES == 36
-    head = struct.pack("<4sBBHIQQI", b"SGKV", 1, 3, 0, 3, 5, 7, 9)
+    head = struct.pack("<4sBBHIQQI", b"SGKV", 2, 3, 0, 3, 5, 7, 9)
     frame = DataFrame(layer=3, offset_bytes=5, length_bytes=7)
     assert encode_data_header(frame, 9) == head + struct.pack("<I", zlib.crc32(head))

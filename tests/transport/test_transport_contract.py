@@ -11,7 +11,7 @@ from common.errors import Reason, WireError
 from common.transport.base import MAX_TRAILER_BYTES
 from common.transport.frames import MAX_DATA_BYTES
 from tests.transport.conftest import Pair
-from tests.transport.doubles import LAYOUT, OWNER, MemorySink, attempt, random_layers
+from tests.transport.doubles import AGE_S, LAYOUT, OWNER, MemorySink, attempt, random_layers
 
 MIB = 1 << 20
 
@@ -53,6 +53,48 @@ async def test_the_trailer_comes_after_the_last_layer(pair: Pair, trailer: bytes
     lease.trailer_gate.set()
     assert (await fetch).trailer == trailer
     assert await lease.until_closed() == [True]
+
+
+async def test_an_early_reader_waits_for_the_prefill_to_begin(pair: Pair) -> None:
+    data = random_layers(2, 64)
+    pair.provider.begun = asyncio.Event()
+    sink = MemorySink(2, 64)
+    early = asyncio.create_task(pair.fetch(sink, early=True))
+    await asyncio.sleep(0.05)
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(MemorySink(2, 64))
+    assert caught.value.reason is Reason.KV_NOT_FOUND, "who is not early is told at once"
+    assert not early.done()
+    pair.provider.lend(data)
+    pair.provider.begun.set()
+    await early
+    assert sink.content == data
+    assert [request.early for request in pair.provider.requests] == [False, True]
+
+
+async def test_an_early_reader_that_gives_up_waiting_is_gone_at_the_owner_too(pair: Pair) -> None:
+    pair.provider.begun = asyncio.Event()
+    with pytest.raises(WireError) as caught:
+        await pair.fetch(MemorySink(1, 8), early=True, timeout_s=0.1)
+    assert caught.value.reason in {Reason.PEER_LOST, Reason.KV_NOT_FOUND}
+    cancelled = asyncio.create_task(pair.fetch(MemorySink(1, 8), early=True))
+    await asyncio.sleep(0.05)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    # The owner has noticed by the time it stops: nothing is opened when the prefill begins.
+    await asyncio.sleep(0.05)
+    pair.provider.lend(random_layers(1, 8))
+    pair.provider.begun.set()
+    await asyncio.sleep(0.05)
+    assert not pair.provider.requests
+
+
+@pytest.mark.parametrize(("age_s", "all_of_it"), [(AGE_S, True), (0.0, False)])
+async def test_what_the_prefill_hides_of_a_transfer_is_not_exposed(pair: Pair, age_s: float, all_of_it: bool) -> None:
+    lease = pair.provider.lend(random_layers(1, 8))
+    lease.age_s = age_s
+    stats = await pair.fetch(MemorySink(1, 8))
+    assert stats.exposed_s == (stats.transfer_s if all_of_it else 0.0)
 
 
 async def test_request_names_attempt_owner_layout_and_pages(pair: Pair) -> None:

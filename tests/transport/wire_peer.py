@@ -11,7 +11,7 @@ from common.transport.base import KvReadRequest
 from common.transport.checksum import payload_checksum
 from common.transport.frames import HEADER_BYTES, DataFrame, encode_control, encode_data_header
 from common.transport.messages import Accept, ReadRequest, Trailer
-from tests.transport.doubles import LAYOUT, OWNER, attempt
+from tests.transport.doubles import AGE_S, LAYOUT, OWNER, attempt
 
 PeerScript = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -31,7 +31,7 @@ def data_frame(layer: int, offset_bytes: int, payload: bytes) -> bytes:
 
 
 def trailer_frame(data: bytes = b"") -> bytes:
-    return encode_control(Trailer(data=data))
+    return encode_control(Trailer(data=data, computed_ago_s=AGE_S))
 
 
 @contextlib.asynccontextmanager

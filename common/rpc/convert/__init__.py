@@ -23,7 +23,14 @@ from common.rpc.convert.ids import (
     worker_life_from_proto,
     worker_life_to_proto,
 )
-from common.rpc.convert.kv import kv_handle_from_proto, kv_handle_to_proto, kv_source_from_proto, kv_source_to_proto
+from common.rpc.convert.kv import (
+    kv_handle_from_proto,
+    kv_handle_to_proto,
+    kv_received_from_proto,
+    kv_received_to_proto,
+    kv_source_from_proto,
+    kv_source_to_proto,
+)
 from common.rpc.convert.progress import (
     block_completion_from_proto,
     block_completion_to_proto,
@@ -62,6 +69,8 @@ __all__ = [
     "iteration_report_to_proto",
     "kv_handle_from_proto",
     "kv_handle_to_proto",
+    "kv_received_from_proto",
+    "kv_received_to_proto",
     "kv_source_from_proto",
     "kv_source_to_proto",
     "request_spec_from_proto",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from common.core.work import KvHandle, KvSource, LocalPrefill, NoKv, RemoteKv
+from common.core.work import KvHandle, KvSource, KvTransfer, LocalPrefill, NoKv, RemoteKv, StepDelta
 from common.errors import InvalidRequest
-from common.rpc.convert.fields import join, milliseconds, non_empty, positive, require
+from common.rpc.convert.fields import duration, join, milliseconds, non_empty, positive, require
 from common.rpc.convert.ids import (
     block_attempt_from_proto,
     block_attempt_to_proto,
@@ -49,8 +49,9 @@ def kv_source_to_proto(source: KvSource, request: decode_pb2.DecodeRequest) -> N
         case LocalPrefill():
             request.local_prefill.SetInParent()
         case RemoteKv(handle=handle, first=first):
-            remote = decode_pb2.RemoteKv(handle=kv_handle_to_proto(handle), first=step_delta_to_proto(first))
-            request.remote.CopyFrom(remote)
+            request.remote.handle.CopyFrom(kv_handle_to_proto(handle))
+            if first is not None:
+                request.remote.first.CopyFrom(step_delta_to_proto(first))
         case NoKv(first=first):
             request.none.CopyFrom(decode_pb2.NoKv(first=step_delta_to_proto(first)))
 
@@ -63,10 +64,32 @@ def kv_source_from_proto(request: decode_pb2.DecodeRequest) -> KvSource:
         case "remote":
             remote = request.remote
             handle = kv_handle_from_proto(remote.handle, require(remote, "handle", "remote"))
-            return RemoteKv(
-                handle=handle, first=step_delta_from_proto(remote.first, require(remote, "first", "remote"))
-            )
+            known = remote.HasField("first")
+            return RemoteKv(handle=handle, first=step_delta_from_proto(remote.first, "remote.first") if known else None)
         case "none":
             first = step_delta_from_proto(request.none.first, require(request.none, "first", "none"))
             return NoKv(first=first)
     raise InvalidRequest("kv_source", "is missing")
+
+
+def kv_received_to_proto(transfer: KvTransfer, first: StepDelta | None) -> decode_pb2.KvReceived:
+    """The message that says of a fetch what it took, and what it brought beside the K/V."""
+    return decode_pb2.KvReceived(
+        transfer_s=transfer.transfer_s,
+        transfer_bytes=transfer.transfer_bytes,
+        exposed_s=transfer.exposed_s,
+        first=None if first is None else step_delta_to_proto(first),
+    )
+
+
+def kv_received_from_proto(
+    message: decode_pb2.KvReceived, path: str = "kv_received"
+) -> tuple[KvTransfer, StepDelta | None]:
+    """What it took and what it brought; raises InvalidRequest for durations or a step that are none."""
+    transfer = KvTransfer(
+        transfer_s=duration(message.transfer_s, join(path, "transfer_s")),
+        exposed_s=duration(message.exposed_s, join(path, "exposed_s")),
+        transfer_bytes=message.transfer_bytes,
+    )
+    first = step_delta_from_proto(message.first, join(path, "first")) if message.HasField("first") else None
+    return transfer, first

@@ -105,6 +105,7 @@ def block_placement_to_proto(placement: BlockPlacement) -> types_pb2.BlockPlacem
         queue_s=placement.queue_s,
         prefill_s=placement.prefill_s,
         transfer_s=placement.transfer_s,
+        transfer_exposed_s=placement.transfer_exposed_s,
         transfer_bytes=placement.transfer_bytes,
         decode_s=placement.decode_s,
     )
@@ -123,6 +124,7 @@ def block_placement_from_proto(message: types_pb2.BlockPlacement, path: str = "p
         queue_s=duration(message.queue_s, join(path, "queue_s")),
         prefill_s=duration(message.prefill_s, join(path, "prefill_s")),
         transfer_s=duration(message.transfer_s, join(path, "transfer_s")),
+        transfer_exposed_s=duration(message.transfer_exposed_s, join(path, "transfer_exposed_s")),
         transfer_bytes=message.transfer_bytes,
         decode_s=duration(message.decode_s, join(path, "decode_s")),
     )

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from sangam.v1 import types_pb2 as sangam_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16sangam/v1/decode.proto\x12\tsangam.v1\x1a\x15sangam/v1/types.proto\"\x0e\n\x0cLocalPrefill\"T\n\x08RemoteKv\x12#\n\x06handle\x18\x01 \x01(\x0b\x32\x13.sangam.v1.KvHandle\x12#\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x14.sangam.v1.StepDelta\"+\n\x04NoKv\x12#\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x14.sangam.v1.StepDelta\"\xba\x01\n\rDecodeRequest\x12\"\n\x04work\x18\x01 \x01(\x0b\x32\x14.sangam.v1.BlockWork\x12\x30\n\rlocal_prefill\x18\x02 \x01(\x0b\x32\x17.sangam.v1.LocalPrefillH\x00\x12%\n\x06remote\x18\x03 \x01(\x0b\x32\x13.sangam.v1.RemoteKvH\x00\x12\x1f\n\x04none\x18\x04 \x01(\x0b\x32\x0f.sangam.v1.NoKvH\x00\x42\x0b\n\tkv_source\"8\n\x0e\x44\x65\x63odeResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.sangam.v1.DecodeEvent\"\xa1\x01\n\x0b\x44\x65\x63odeEvent\x12,\n\x0bkv_received\x18\x01 \x01(\x0b\x32\x15.sangam.v1.KvReceivedH\x00\x12$\n\x04step\x18\x02 \x01(\x0b\x32\x14.sangam.v1.StepDeltaH\x00\x12\x35\n\x0f\x62lock_completed\x18\x03 \x01(\x0b\x32\x1a.sangam.v1.BlockCompletionH\x00\x42\x07\n\x05\x65vent\"8\n\nKvReceived\x12\x12\n\ntransfer_s\x18\x01 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x02 \x01(\x04\x32P\n\rDecodeService\x12?\n\x06\x44\x65\x63ode\x12\x18.sangam.v1.DecodeRequest\x1a\x19.sangam.v1.DecodeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16sangam/v1/decode.proto\x12\tsangam.v1\x1a\x15sangam/v1/types.proto\"\x0e\n\x0cLocalPrefill\"T\n\x08RemoteKv\x12#\n\x06handle\x18\x01 \x01(\x0b\x32\x13.sangam.v1.KvHandle\x12#\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x14.sangam.v1.StepDelta\"+\n\x04NoKv\x12#\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x14.sangam.v1.StepDelta\"\xba\x01\n\rDecodeRequest\x12\"\n\x04work\x18\x01 \x01(\x0b\x32\x14.sangam.v1.BlockWork\x12\x30\n\rlocal_prefill\x18\x02 \x01(\x0b\x32\x17.sangam.v1.LocalPrefillH\x00\x12%\n\x06remote\x18\x03 \x01(\x0b\x32\x13.sangam.v1.RemoteKvH\x00\x12\x1f\n\x04none\x18\x04 \x01(\x0b\x32\x0f.sangam.v1.NoKvH\x00\x42\x0b\n\tkv_source\"8\n\x0e\x44\x65\x63odeResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.sangam.v1.DecodeEvent\"\xa1\x01\n\x0b\x44\x65\x63odeEvent\x12,\n\x0bkv_received\x18\x01 \x01(\x0b\x32\x15.sangam.v1.KvReceivedH\x00\x12$\n\x04step\x18\x02 \x01(\x0b\x32\x14.sangam.v1.StepDeltaH\x00\x12\x35\n\x0f\x62lock_completed\x18\x03 \x01(\x0b\x32\x1a.sangam.v1.BlockCompletionH\x00\x42\x07\n\x05\x65vent\"p\n\nKvReceived\x12\x12\n\ntransfer_s\x18\x01 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x02 \x01(\x04\x12\x11\n\texposed_s\x18\x03 \x01(\x01\x12#\n\x05\x66irst\x18\x04 \x01(\x0b\x32\x14.sangam.v1.StepDelta2P\n\rDecodeService\x12?\n\x06\x44\x65\x63ode\x12\x18.sangam.v1.DecodeRequest\x1a\x19.sangam.v1.DecodeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,7 +45,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEEVENT']._serialized_start=455
   _globals['_DECODEEVENT']._serialized_end=616
   _globals['_KVRECEIVED']._serialized_start=618
-  _globals['_KVRECEIVED']._serialized_end=674
-  _globals['_DECODESERVICE']._serialized_start=676
-  _globals['_DECODESERVICE']._serialized_end=756
+  _globals['_KVRECEIVED']._serialized_end=730
+  _globals['_DECODESERVICE']._serialized_start=732
+  _globals['_DECODESERVICE']._serialized_end=812
 # @@protoc_insertion_point(module_scope)

@@ -54,9 +54,13 @@ class DecodeEvent(_message.Message):
     def __init__(self, kv_received: _Optional[_Union[KvReceived, _Mapping]] = ..., step: _Optional[_Union[_types_pb2.StepDelta, _Mapping]] = ..., block_completed: _Optional[_Union[_types_pb2.BlockCompletion, _Mapping]] = ...) -> None: ...
 
 class KvReceived(_message.Message):
-    __slots__ = ("transfer_s", "transfer_bytes")
+    __slots__ = ("transfer_s", "transfer_bytes", "exposed_s", "first")
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     transfer_s: float
     transfer_bytes: int
-    def __init__(self, transfer_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ...) -> None: ...
+    exposed_s: float
+    first: _types_pb2.StepDelta
+    def __init__(self, transfer_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., exposed_s: _Optional[float] = ..., first: _Optional[_Union[_types_pb2.StepDelta, _Mapping]] = ...) -> None: ...

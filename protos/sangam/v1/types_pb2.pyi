@@ -182,7 +182,7 @@ class IterationReport(_message.Message):
     def __init__(self, iteration: _Optional[int] = ..., duration_s: _Optional[float] = ..., decode_tokens: _Optional[int] = ..., prefill_tokens_admitted: _Optional[int] = ..., deficit_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., active_decodes: _Optional[int] = ..., queued_prefills: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., retained_blocks: _Optional[int] = ..., token_budget_tokens: _Optional[int] = ..., token_budget_adapts: _Optional[bool] = ..., decode_gap_s: _Optional[float] = ...) -> None: ...
 
 class BlockPlacement(_message.Message):
-    __slots__ = ("block", "prefill_worker_id", "decode_worker_id", "overflow", "prefill_forwards", "decode_forwards", "attempts", "queue_s", "prefill_s", "transfer_s", "transfer_bytes", "decode_s")
+    __slots__ = ("block", "prefill_worker_id", "decode_worker_id", "overflow", "prefill_forwards", "decode_forwards", "attempts", "queue_s", "prefill_s", "transfer_s", "transfer_bytes", "decode_s", "transfer_exposed_s")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class BlockPlacement(_message.Message):
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
     block: int
     prefill_worker_id: str
     decode_worker_id: str
@@ -207,4 +208,5 @@ class BlockPlacement(_message.Message):
     transfer_s: float
     transfer_bytes: int
     decode_s: float
-    def __init__(self, block: _Optional[int] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., overflow: _Optional[bool] = ..., prefill_forwards: _Optional[int] = ..., decode_forwards: _Optional[int] = ..., attempts: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., decode_s: _Optional[float] = ...) -> None: ...
+    transfer_exposed_s: float
+    def __init__(self, block: _Optional[int] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., overflow: _Optional[bool] = ..., prefill_forwards: _Optional[int] = ..., decode_forwards: _Optional[int] = ..., attempts: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., decode_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ...) -> None: ...
