@@ -53,7 +53,7 @@ def test_a_worker_names_pages_without_a_block_lost_pages_and_overdue_leases() ->
     retention.retain(ATTEMPT, canvas_tokens=40, now=0.0)
     assert [*books.unowned(29.9)] == []
     assert counts(books.unowned(30.0)) == {Holding.LEASES: 1}
-    retention.send_started(ATTEMPT)
+    retention.send_started(ATTEMPT, in_forward=False)
     assert [*books.unowned(31.0)] == [], "a send outlives the lease"
     pool._free_pages -= 2
     assert counts(books.unowned(0.0)) == {Holding.PAGES: 2}
