@@ -21,15 +21,16 @@ from common.core.params import (
 from common.core.work import RequestSpec
 from common.errors import BadSamplingParams, InvalidPrompt, TooLong
 from common.model_config import ModelConfig
+from common.prompt import ChatMessage, PromptFormat, check_messages, check_unicode
 
 MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationInput:
-    """What a caller asked for, unchecked. The prompt is `text` or `token_ids`, the other is None.
+    """What a caller asked for, unchecked. The prompt is `text`, `token_ids` or `messages`, the others are None.
 
-    `seed` None: derived from the request's content.
+    `prompt_format` says how `text` is put to the model. `seed` None: derived from the request's content.
     """
 
     text: str | None
@@ -41,10 +42,14 @@ class GenerationInput:
     temperature: float = 0.0
     seed: int | None = None
     ignore_eos: bool = False
+    messages: tuple[ChatMessage, ...] | None = None
+    prompt_format: PromptFormat = PromptFormat.AUTO
 
     @property
     def prompt_field(self) -> str:
         """Name of the field that holds the prompt, for messages."""
+        if self.messages is not None:
+            return "chat.messages"
         return "prompt" if self.token_ids is None else "token_ids"
 
     def check(self) -> None:
@@ -101,15 +106,15 @@ class GenerationInput:
         return SamplingParams(strategy=self.strategy, temperature=self.temperature, seed=seed)
 
     def _check_prompt_given(self) -> None:
+        if self.messages is not None:
+            check_messages(self.messages, self.prompt_field)
+            return
         if self.text is None and self.token_ids is None:
-            raise InvalidPrompt("prompt", "is missing: give text or token ids")
+            raise InvalidPrompt("prompt", "is missing: give text, messages or token ids")
         if not self.text and not self.token_ids:
             raise InvalidPrompt(self.prompt_field, "is empty")
         if self.text is not None:
-            try:
-                self.text.encode()
-            except UnicodeEncodeError:
-                raise InvalidPrompt("prompt", "is not valid Unicode text") from None
+            check_unicode(self.text, "prompt")
 
     def _check_prompt_ids(self, prompt_token_ids: Sequence[int], model: ModelConfig) -> None:
         try:

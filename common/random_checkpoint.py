@@ -18,13 +18,19 @@ from typing import Any
 from common.checkpoint import expected_tensors
 from common.errors import ConfigError
 from common.model_config import CONFIG_FILE, ModelConfig, load_model_config
-from common.tokenizer import TOKENIZER_FILE, byte_characters
+from common.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, byte_characters
 
 WEIGHTS_FILE = "model.safetensors"
 SPECIAL_TOKENS = {256: "<|endoftext|>", 257: "<|pad|>", 258: "<|mask|>"}
 EOS_ID, PAD_ID, MASK_ID = SPECIAL_TOKENS
+ROLE_TOKENS = {259: "<|system|>", 260: "<|user|>", 261: "<|assistant|>"}
+"""What the chat template, where one is asked for, begins a turn with."""
 VOCAB_SIZE_TOKENS = 264
 
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 _LAYER_GAIN = 1.6
 _HEAD_STD = 0.42
 _EOS_HEAD_STD = 0.32
@@ -42,8 +48,11 @@ def build_random_checkpoint(
     hidden_size: int = 64,
     mlp_size: int = 160,
     max_canvas_tokens: int = 4096,
+    chat: bool = False,
 ) -> None:
     """Write config.json, model.safetensors (float32) and tokenizer.json into `model_dir` (created when absent).
+
+    With `chat` also tokenizer_config.json with a chat template, and its role tokens in the vocabulary.
 
     Untrained, but alive: greedy confidences spread over (0, 1), so thresholds matter, and printable ASCII is far
     likelier than other bytes. Raises `ConfigError` for an unknown family.
@@ -60,7 +69,10 @@ def build_random_checkpoint(
         raise ConfigError(f"family: {family!r} is not one of {', '.join(_CONFIGS)}")
     model_dir.mkdir(parents=True, exist_ok=True)
     _write_json(model_dir / CONFIG_FILE, _CONFIGS[family](sizes))
-    _write_json(model_dir / TOKENIZER_FILE, _byte_tokenizer())
+    special_tokens = SPECIAL_TOKENS | ROLE_TOKENS if chat else SPECIAL_TOKENS
+    _write_json(model_dir / TOKENIZER_FILE, _byte_tokenizer(special_tokens))
+    if chat:
+        _write_json(model_dir / TOKENIZER_CONFIG_FILE, {"chat_template": _CHAT_TEMPLATE})
     _write_weights(model_dir / WEIGHTS_FILE, load_model_config(model_dir), random.Random(seed))
 
 
@@ -120,14 +132,14 @@ def _dream_config(sizes: dict[str, int]) -> dict[str, Any]:
 _CONFIGS = {"llada": _llada_config, "dream": _dream_config}
 
 
-def _byte_tokenizer() -> dict[str, Any]:
+def _byte_tokenizer(special_tokens: dict[int, str]) -> dict[str, Any]:
     """A byte-level BPE without merges: one token for each byte, ids 0 to 255, then the special tokens."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": token_id, "content": content, **flags} for token_id, content in SPECIAL_TOKENS.items()],
+        "added_tokens": [{"id": token_id, "content": content, **flags} for token_id, content in special_tokens.items()],
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
         "post_processor": None,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.checkpoint_files import read_object, read_text
 from common.errors import CheckpointError, InvalidPrompt
 from common.model_config import ModelConfig, load_model_config
 
@@ -42,6 +43,11 @@ class Tokenizer:
         self.mask_token_id = config.mask_token_id
         self.vocab_size_tokens = config.vocab_size_tokens
         self._most_bytes_per_token = _most_bytes_per_token(json.loads(backend.to_str()))
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """Special tokens by their spelling: what a chat template may write, and a user's text never becomes."""
+        return {text: token_id for token_id, text in self._added_text.items() if token_id in self._special_ids}
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound on `len(encode(text))`, known without encoding; 0 where this tokenizer has none."""
@@ -144,7 +150,7 @@ def _check_spelling(model_dir: Path, backend: Backend) -> None:
 def _load_json(path: Path, config: ModelConfig) -> Backend:
     from tokenizers import Tokenizer as Backend
 
-    document = _read_object(path)
+    document = read_object(path)
     if not _mentions_byte_level(document.get("decoder")):
         raise CheckpointError(f"{path}: decoder: only byte-level tokenizers are supported")
     control_ids = {config.mask_token_id, config.eos_token_id, config.pad_token_id}
@@ -166,7 +172,7 @@ def _load_qwen2(model_dir: Path) -> Backend:
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
-    parts: dict[str, Any] = {"vocab": _read_object(model_dir / VOCAB_FILE)}
+    parts: dict[str, Any] = {"vocab": read_object(model_dir / VOCAB_FILE)}
     parts["merges"] = _read_merges(model_dir / MERGES_FILE)
     # The class adds its default special tokens by name, at ids of its own choosing: none, until the folder's are added.
     parts |= {"unk_token": None, "eos_token": None, "pad_token": None}
@@ -186,12 +192,12 @@ def _load_qwen2(model_dir: Path) -> Backend:
 def _qwen2_added(model_dir: Path) -> tuple[Path, dict[int, str]]:
     """The tokens beyond the vocabulary, by id, and the file that lists them; either of two files may."""
     path = model_dir / TOKENIZER_CONFIG_FILE
-    listed = _read_object(path).get("added_tokens_decoder") if path.exists() else None
+    listed = read_object(path).get("added_tokens_decoder") if path.exists() else None
     try:
         if listed:
             return path, {int(token_id): str(token["content"]) for token_id, token in listed.items()}
         path = model_dir / ADDED_TOKENS_FILE
-        added = _read_object(path) if path.exists() else {}
+        added = read_object(path) if path.exists() else {}
         return path, {int(token_id): content for content, token_id in added.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: malformed added tokens: {error!r}") from None
@@ -199,7 +205,7 @@ def _qwen2_added(model_dir: Path) -> tuple[Path, dict[int, str]]:
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     pairs = []
-    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line or line.startswith("#version"):
             continue
         first, space, second = line.partition(" ")
@@ -222,23 +228,6 @@ def _mentions_byte_level(decoder: Any) -> bool:
         return False
     nested = decoder.get("decoders") or []
     return decoder.get("type") == "ByteLevel" or any(_mentions_byte_level(part) for part in nested)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(_read_text(path))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path}: holds {type(document).__name__} where an object is expected")
-    return document
 
 
 def byte_characters() -> list[str]:

@@ -16,8 +16,14 @@ from common.core.params import (
 )
 from common.errors import InvalidPrompt, Reason, WireError
 from common.generation_input import MAX_INT64, GenerationInput
+from common.prompt import ChatMessage
 from common.rpc.channel import open_channel
-from common.rpc.convert import cache_mode_from_proto, cache_mode_to_proto, finish_reason_from_proto
+from common.rpc.convert import (
+    cache_mode_from_proto,
+    cache_mode_to_proto,
+    finish_reason_from_proto,
+    prompt_format_to_proto,
+)
 from common.rpc.status import wire_error
 from sangam.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -31,6 +37,8 @@ def request_of(wanted: GenerationInput) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
         text=wanted.text,
         token_ids=None if wanted.token_ids is None else inference_pb2.TokenIds(ids=_wire_ids(wanted.token_ids)),
+        chat=None if wanted.messages is None else _chat_of(wanted.messages),
+        prompt_format=prompt_format_to_proto(wanted.prompt_format),
         max_tokens=wanted.max_tokens,
         block_length_tokens=wanted.block_length_tokens,
         cache_mode=cache_mode_to_proto(wanted.cache_mode),
@@ -108,6 +116,11 @@ class _Answer:
 
 def _block_report(placement: types_pb2.BlockPlacement) -> BlockReport:
     return BlockReport(**{name: getattr(placement, name) for name in BlockReport.__dataclass_fields__})
+
+
+def _chat_of(messages: Sequence[ChatMessage]) -> inference_pb2.Chat:
+    turns = (inference_pb2.ChatMessage(role=message.role, content=message.content) for message in messages)
+    return inference_pb2.Chat(messages=turns)
 
 
 def _wire_ids(token_ids: Sequence[int]) -> Sequence[int]:

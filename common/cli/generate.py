@@ -26,6 +26,7 @@ from common.core.params import (
 )
 from common.errors import ConfigError
 from common.generation_input import GenerationInput
+from common.prompt import PromptFormat
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 ADDRESS_VARIABLE = "SANGAM_ADDRESS"
@@ -67,6 +68,7 @@ def input_of(args: argparse.Namespace) -> GenerationInput:
         temperature=args.temperature,
         seed=args.seed,
         ignore_eos=args.ignore_eos,
+        prompt_format=PromptFormat.PLAIN if args.raw else PromptFormat.AUTO,
     )
 
 
@@ -98,8 +100,11 @@ def _generate_locally(args: argparse.Namespace, wanted: GenerationInput, on_text
 
 def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; special-token strings in it stay text")
+    prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; special tokens spelled out in it stay text")
     prompt.add_argument("--token-ids", metavar="1,2,3", type=_token_ids, help="the prompt as token ids")
+    parser.add_argument(
+        "--raw", action="store_true", help="give the model the prompt as it is, not as a turn of its chat template"
+    )
     parser.add_argument("--max-tokens", metavar="N", type=int, required=True, help="most tokens to generate")
     parser.add_argument(
         "--block-length",

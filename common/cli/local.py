@@ -16,6 +16,7 @@ from common.core.work import RequestSpec, StepDelta
 from common.errors import Reason, TooLong, WireError
 from common.generation_input import GenerationInput
 from common.model_config import load_model_config
+from common.prompt_encoding import encode_prompt
 from common.text_codec import TextCodec, load_text_codec
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def generate_locally(
     started_s = time.monotonic()
     model = load_model_config(options.model_dir)
     codec = load_text_codec(options.model_dir)
-    prompt = codec.encode(wanted.text) if wanted.text is not None else (wanted.token_ids or ())
+    prompt = encode_prompt(codec, wanted)
     spec = wanted.to_spec(request_id=f"local-{secrets.token_hex(8)}", prompt_token_ids=prompt, model=model)
     engine = _load_engine(options, pages=_pages_for(spec, options.kv_pages))
     ends_at_s = None if options.timeout_s is None else started_s + options.timeout_s

@@ -12,17 +12,16 @@ from common.engine.engine import Engine
 from common.engine.generator import GenerationResult, LocalGenerator
 from common.generation_input import GenerationInput
 from common.model_config import ModelConfig, load_model_config
-from common.tokenizer import Tokenizer, load_tokenizer
+from common.prompt_encoding import encode_prompt
+from common.text_codec import TextCodec, load_text_codec
 
 
 class LocalCheck:
     """One loaded model and a fixed set of requests. Imports torch, which takes seconds: import this module late."""
 
-    def __init__(
-        self, generator: LocalGenerator, tokenizer: Tokenizer, specs: dict[GenerationInput, RequestSpec]
-    ) -> None:
+    def __init__(self, generator: LocalGenerator, codec: TextCodec, specs: dict[GenerationInput, RequestSpec]) -> None:
         self._generator = generator
-        self._tokenizer = tokenizer
+        self._codec = codec
         self._specs = specs
 
     @classmethod
@@ -31,12 +30,12 @@ class LocalCheck:
 
         Raises CheckpointError, or an InvalidRequest of one of the requests.
         """
-        tokenizer = load_tokenizer(model_dir)
+        codec = load_text_codec(model_dir)
         model = load_model_config(model_dir)
-        specs = {wanted: _spec(tokenizer, model, wanted) for wanted in requests}
+        specs = {wanted: _spec(codec, model, wanted) for wanted in requests}
         pages = max(-(-spec.canvas_tokens // DEFAULT_PAGE_SIZE_TOKENS) for spec in specs.values())
         engine = Engine.load(model_dir, device=device, dtype=None if dtype == "auto" else dtype, num_pages=pages)
-        return cls(LocalGenerator(engine), tokenizer, specs)
+        return cls(LocalGenerator(engine), codec, specs)
 
     def run(self, wanted: GenerationInput) -> GenerationResult:
         """The engine's own answer to one of the requests."""
@@ -47,7 +46,7 @@ class LocalCheck:
         expected = self.run(wanted)
         pairs = {
             "tokens": (output.token_ids, expected.token_ids),
-            "text": (output.text, self._tokenizer.decode(expected.token_ids)),
+            "text": (output.text, self._codec.decode(expected.token_ids)),
             "finish reason": (output.finish_reason, expected.finish_reason.value),
             "prefill forwards": (output.prefill_forwards, expected.prefill_forwards),
             "decode forwards": (output.decode_forwards, expected.decode_forwards),
@@ -56,6 +55,5 @@ class LocalCheck:
         return "; ".join(differing) or "yes"
 
 
-def _spec(tokenizer: Tokenizer, model: ModelConfig, wanted: GenerationInput) -> RequestSpec:
-    prompt = tokenizer.encode(wanted.text) if wanted.text is not None else (wanted.token_ids or ())
-    return wanted.to_spec(request_id="local", prompt_token_ids=prompt, model=model)
+def _spec(codec: TextCodec, model: ModelConfig, wanted: GenerationInput) -> RequestSpec:
+    return wanted.to_spec(request_id="local", prompt_token_ids=encode_prompt(codec, wanted), model=model)

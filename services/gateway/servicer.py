@@ -54,7 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         deadline = self._deadline_of(context)
         request_id, tenant, wanted = request_id_of(request), tenant_of(request), input_of(request)
         # A place first: what waits to be tokenized counts, and what can be known not to fit never gets that far.
-        fewest_tokens = self._fewest_tokens(wanted)
+        fewest_tokens = self._text.fewest_prompt_tokens(wanted)
         wanted.check_length(fewest_tokens, self._model)
         canvas_tokens = wanted.canvas_tokens(fewest_tokens)
         with self._admission.admit(request_id, canvas_tokens, is_over=context.done) as place:
@@ -87,6 +87,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             mask_token_id=self._model.mask_token_id,
             eos_token_id=self._model.eos_token_id,
             default_block_length_tokens=DEFAULT_BLOCK_LENGTH_TOKENS,
+            has_chat_template=self._text.has_chat_template,
         )
 
     async def Tokenize(
@@ -111,18 +112,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             remaining_s = self._default_deadline_s
         return Deadline(clock=self._clock, remaining_s=remaining_s)
 
-    def _fewest_tokens(self, wanted: GenerationInput) -> int:
-        """Length of the prompt, as far as that is known without tokenizing."""
-        return len(wanted.token_ids or ()) if wanted.text is None else self._text.fewest_tokens(wanted.text)
-
     async def _spec_of(self, wanted: GenerationInput, *, request_id: str, tenant: str, priority: int) -> RequestSpec:
         return wanted.to_spec(
             request_id=request_id,
-            prompt_token_ids=await self._prompt_of(wanted),
+            prompt_token_ids=await self._text.encode_prompt(wanted),
             model=self._model,
             tenant=tenant,
             priority=priority,
         )
-
-    async def _prompt_of(self, wanted: GenerationInput) -> list[int]:
-        return await self._text.encode(wanted.text) if wanted.text is not None else list(wanted.token_ids or ())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from common.committed import TextSink
 from common.errors import Reason, WireError
+from common.generation_input import GenerationInput
+from common.prompt_encoding import encode_prompt, fewest_prompt_tokens
 from common.text_codec import TextCodec
 
 THREADS = 2
@@ -37,13 +39,25 @@ class TextWork:
         self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="text")
         self._here = 0
 
-    def fewest_tokens(self, text: str) -> int:
-        """See `TextCodec.fewest_tokens`."""
-        return self._codec.fewest_tokens(text)
+    @property
+    def has_chat_template(self) -> bool:
+        """See `TextCodec.has_chat_template`."""
+        return self._codec.has_chat_template
+
+    def fewest_prompt_tokens(self, wanted: GenerationInput) -> int:
+        """See `common.prompt_encoding.fewest_prompt_tokens`."""
+        return fewest_prompt_tokens(self._codec, wanted)
 
     def stream(self) -> TextSink:
         """See `TextCodec.stream`."""
         return self._codec.stream()
+
+    async def encode_prompt(self, wanted: GenerationInput) -> Sequence[int]:
+        """See `common.prompt_encoding.encode_prompt`."""
+        turns = wanted.messages or ()
+        if len(wanted.text or "") + sum(len(turn.content) for turn in turns) <= _INLINE_CHARACTERS:
+            return encode_prompt(self._codec, wanted)
+        return await self._on_a_thread(lambda: encode_prompt(self._codec, wanted))
 
     async def encode(self, text: str) -> list[int]:
         """See `TextCodec.encode`."""

@@ -10,7 +10,8 @@ from common.core.params import DEFAULT_BLOCK_LENGTH_TOKENS, CacheMode
 from common.errors import InvalidPrompt, InvalidRequest
 from common.generation_input import GenerationInput
 from common.model_config import ModelConfig
-from common.rpc.convert import cache_mode_from_proto, reveal_strategy_from_proto
+from common.prompt import ChatMessage
+from common.rpc.convert import cache_mode_from_proto, prompt_format_from_proto, reveal_strategy_from_proto
 from sangam.v1 import inference_pb2, types_pb2
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -43,6 +44,8 @@ def input_of(request: inference_pb2.GenerateRequest) -> GenerationInput:
     wanted = GenerationInput(
         text=request.text if prompt == "text" else None,
         token_ids=tuple(request.token_ids.ids) if prompt == "token_ids" else None,
+        messages=_messages_of(request.chat) if prompt == "chat" else None,
+        prompt_format=prompt_format_from_proto(request.prompt_format),
         max_tokens=request.max_tokens,
         block_length_tokens=request.block_length_tokens or DEFAULT_BLOCK_LENGTH_TOKENS,
         cache_mode=_cache_mode_of(request),
@@ -53,6 +56,10 @@ def input_of(request: inference_pb2.GenerateRequest) -> GenerationInput:
     )
     wanted.check()
     return wanted
+
+
+def _messages_of(chat: inference_pb2.Chat) -> tuple[ChatMessage, ...]:
+    return tuple(ChatMessage(role=message.role, content=message.content) for message in chat.messages)
 
 
 def check_vocabulary(token_ids: Sequence[int], model: ModelConfig) -> None:

@@ -131,6 +131,16 @@ async def test_flags_reach_the_scheduler(generate, scheduler, flags, sampling):
     assert request.cache_mode == types_pb2.CACHE_MODE_NONE
 
 
+@pytest.mark.parametrize(("flags", "prompt"), [([], [260, *b"Hi", 261]), (["--raw"], [*b"Hi"])], ids=["turn", "raw"])
+async def test_a_prompt_is_a_turn_of_the_chat_template_unless_raw(scheduler, tmp_path, flags, prompt):
+    build_random_checkpoint(tmp_path / "chat", n_layers=1, hidden_size=8, mlp_size=8, max_canvas_tokens=128, chat=True)
+    scheduler.script(WHOLE)
+    async with running_gateway(tmp_path / "chat", scheduler.address, tmp_path / "chat.json") as gateway:
+        words = ["generate", *PROMPT, *flags, "--address", gateway.address]
+        assert await asyncio.to_thread(main, words) == 0
+    assert list(scheduler.requests[0].prompt_token_ids) == prompt
+
+
 async def test_the_address_comes_from_the_environment_unless_given(generate, gateway, scheduler, monkeypatch):
     scheduler.script(WHOLE, WHOLE)
     monkeypatch.setenv("SANGAM_ADDRESS", gateway.address)

@@ -49,6 +49,17 @@ def test_text_in_text_out(model_dir, capsys):
     assert err.startswith("sangam generate: 20 tokens in ") and err.count("\n") == 1
 
 
+def test_a_prompt_is_a_turn_of_the_models_chat_template_unless_raw(tmp_path, capsys):
+    build_random_checkpoint(tmp_path / "chat", max_canvas_tokens=128, chat=True)
+    flags = ["--model", str(tmp_path / "chat"), "--prompt", "Hello", "--max-tokens", "8"]
+    turn, raw = report_of(capsys, *flags), report_of(capsys, *flags, "--raw")
+    # "<|user|>Hello<|assistant|>": five bytes between two role tokens.
+    assert (turn["prompt_tokens"], raw["prompt_tokens"]) == (7, 5)
+    ids = ",".join(map(str, [260, *b"Hello", 261]))
+    same = report_of(capsys, "--model", str(tmp_path / "chat"), "--token-ids", ids, "--max-tokens", "8")
+    assert same["token_ids"] == turn["token_ids"]
+
+
 def golden_runs() -> Iterator[Any]:
     for folder in ("llada-gqa", "dream-gqa"):
         document = json.loads((GOLDEN / folder / "golden.json").read_text())

@@ -95,7 +95,7 @@ def generate_request(**fields: Any) -> inference_pb2.GenerateRequest:
     """A valid small request, changed by `fields`; `token_ids` may be a plain list."""
     if "token_ids" in fields:
         fields["token_ids"] = inference_pb2.TokenIds(ids=fields["token_ids"])
-    elif "text" not in fields:
+    elif "text" not in fields and "chat" not in fields:
         fields["text"] = "Hello"
     return inference_pb2.GenerateRequest(**{"max_tokens": 4, "block_length_tokens": 4, **fields})
 

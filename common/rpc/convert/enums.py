@@ -10,7 +10,8 @@ from common.core.ids import Role, ServingMode
 from common.core.params import CacheMode
 from common.core.work import FinishReason
 from common.errors import InvalidRequest
-from sangam.v1 import types_pb2
+from common.prompt import PromptFormat
+from sangam.v1 import inference_pb2, types_pb2
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
@@ -28,6 +29,12 @@ _SERVING_MODES = {
 _FINISH_REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+}
+
+_PROMPT_FORMATS = {
+    PromptFormat.AUTO: inference_pb2.PROMPT_FORMAT_UNSPECIFIED,
+    PromptFormat.PLAIN: inference_pb2.PROMPT_FORMAT_PLAIN,
+    PromptFormat.CHAT: inference_pb2.PROMPT_FORMAT_CHAT,
 }
 
 
@@ -69,6 +76,16 @@ def finish_reason_to_proto(reason: FinishReason | None) -> types_pb2.FinishReaso
 def finish_reason_from_proto(value: types_pb2.FinishReason, path: str = "finish_reason") -> FinishReason | None:
     """The core's value, None for UNSPECIFIED; raises InvalidRequest naming `path`."""
     return None if value == types_pb2.FINISH_REASON_UNSPECIFIED else _member(_FINISH_REASONS, value, path)
+
+
+def prompt_format_to_proto(prompt_format: PromptFormat) -> inference_pb2.PromptFormat:
+    """The wire's value; AUTO is UNSPECIFIED."""
+    return _PROMPT_FORMATS[prompt_format]
+
+
+def prompt_format_from_proto(value: inference_pb2.PromptFormat, path: str = "prompt_format") -> PromptFormat:
+    """The gateway's value, AUTO for UNSPECIFIED; raises InvalidRequest naming `path`."""
+    return _member(_PROMPT_FORMATS, value, path)
 
 
 def _member(table: Mapping[EnumT, int], value: int, path: str) -> EnumT:

@@ -1,5 +1,6 @@
 from sangam.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,17 +8,41 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PromptFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROMPT_FORMAT_UNSPECIFIED: _ClassVar[PromptFormat]
+    PROMPT_FORMAT_PLAIN: _ClassVar[PromptFormat]
+    PROMPT_FORMAT_CHAT: _ClassVar[PromptFormat]
+PROMPT_FORMAT_UNSPECIFIED: PromptFormat
+PROMPT_FORMAT_PLAIN: PromptFormat
+PROMPT_FORMAT_CHAT: PromptFormat
+
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
     IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class Chat(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "tenant", "priority", "include_revealed")
+    __slots__ = ("request_id", "text", "token_ids", "chat", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "tenant", "priority", "include_revealed", "prompt_format")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_LENGTH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHE_MODE_FIELD_NUMBER: _ClassVar[int]
@@ -26,9 +51,11 @@ class GenerateRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_REVEALED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
+    chat: Chat
     max_tokens: int
     block_length_tokens: int
     cache_mode: _types_pb2.CacheMode
@@ -37,7 +64,8 @@ class GenerateRequest(_message.Message):
     tenant: str
     priority: int
     include_revealed: bool
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., include_revealed: _Optional[bool] = ...) -> None: ...
+    prompt_format: PromptFormat
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., include_revealed: _Optional[bool] = ..., prompt_format: _Optional[_Union[PromptFormat, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("accepted", "committed", "revealed", "finished")
@@ -118,7 +146,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model_id", "family", "vocab_size_tokens", "max_canvas_tokens", "mask_token_id", "eos_token_id", "default_block_length_tokens")
+    __slots__ = ("model_id", "family", "vocab_size_tokens", "max_canvas_tokens", "mask_token_id", "eos_token_id", "default_block_length_tokens", "has_chat_template")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +154,7 @@ class GetModelResponse(_message.Message):
     MASK_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_BLOCK_LENGTH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     family: str
     vocab_size_tokens: int
@@ -133,7 +162,8 @@ class GetModelResponse(_message.Message):
     mask_token_id: int
     eos_token_id: int
     default_block_length_tokens: int
-    def __init__(self, model_id: _Optional[str] = ..., family: _Optional[str] = ..., vocab_size_tokens: _Optional[int] = ..., max_canvas_tokens: _Optional[int] = ..., mask_token_id: _Optional[int] = ..., eos_token_id: _Optional[int] = ..., default_block_length_tokens: _Optional[int] = ...) -> None: ...
+    has_chat_template: bool
+    def __init__(self, model_id: _Optional[str] = ..., family: _Optional[str] = ..., vocab_size_tokens: _Optional[int] = ..., max_canvas_tokens: _Optional[int] = ..., mask_token_id: _Optional[int] = ..., eos_token_id: _Optional[int] = ..., default_block_length_tokens: _Optional[int] = ..., has_chat_template: _Optional[bool] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "token_ids")
