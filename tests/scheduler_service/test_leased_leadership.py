@@ -1,4 +1,4 @@
-"""Which of several schedulers leads, against a real Redis: one at a time, terms that only grow, no leader past its time."""
+"""Which of several schedulers leads, against a real Redis: one at a time, terms only grow, none past its time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_leader_outlasts_a_redis_that_restarts_empty_within_its_lease(
     losing = asyncio.create_task(first.lose())
     # Back in Redis, and the counter of terms with it.
     async with asyncio.timeout(PATIENCE_S):
-        while redis_server.command("GET", LEASE_KEY).split(" ")[:2] != [str(term), "one:1"]:
+        while redis_server.command("GET", LEASE_KEY).split(" ")[:2] != [str(term), "one:1"]:  # noqa: ASYNC110  # in Redis
             await asyncio.sleep(0.05)
     assert first.holds()
     losing.cancel()
