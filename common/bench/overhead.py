@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.checkpoint import check_checkpoint
-from common.cli.cluster import Cluster, ClusterConfig
+from common.cli.cluster import Cluster
+from common.cli.cluster_config import ClusterConfig
 from common.cli.default_model import default_model_dir
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.interrupt import Interrupted, run_interruptible

@@ -12,7 +12,8 @@ import os
 import sys
 from dataclasses import dataclass, replace
 
-from common.cli.cluster import Cluster, ClusterConfig
+from common.cli.cluster import Cluster
+from common.cli.cluster_config import ClusterConfig
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.generation_output import GenerationOutput
 from common.cli.interrupt import Interrupted, run_interruptible

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-import grpc.aio
-
+from common.cli.leader_call import TIMEOUT_S, ask_leader
 from common.cli.run_dir import find_scheduler
-from common.cli.status import TIMEOUT_S, add_address_argument, scheduler_error
-from common.rpc.channel import open_channel
-from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
+from common.cli.status import add_address_argument
+from sangam.v1 import scheduler_pb2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +24,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def drain_worker(address: str, worker_id: str) -> None:
-    """Ask the scheduler at `address` to drain a worker. Raises WireError."""
-    async with open_channel(address) as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        try:
-            await stub.DrainWorker(scheduler_pb2.DrainWorkerRequest(worker_id=worker_id), timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise scheduler_error(error, address) from None
+async def drain_worker(schedulers: str, worker_id: str) -> None:
+    """Ask the one that leads among `schedulers` (host:port, or several with commas). Raises WireError."""
+    request = scheduler_pb2.DrainWorkerRequest(worker_id=worker_id)
+    await ask_leader(schedulers, lambda stub: stub.DrainWorker(request, timeout=TIMEOUT_S))

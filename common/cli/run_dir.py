@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.cli.default_model import cache_dir, make_cache_folder
-from common.config_values import is_address
+from common.config_values import parse_addresses
 from common.errors import ConfigError, SangamError
 
 CLUSTER_FILE = "cluster.json"
@@ -73,14 +73,12 @@ def running_clusters() -> list[RunningCluster]:
 
 
 def find_scheduler(address: str) -> str:
-    """host:port of the scheduler to talk to: `address` if given, else that of the one cluster of this user.
+    """host:port of the scheduler to talk to, of several with commas: `address`, else that of this user's one cluster.
 
     Raises NoCluster when there is none, or no telling which; ConfigError when `address` is none.
     """
     if address:
-        if not is_address(address):
-            raise ConfigError(f"--address: must be host:port, not {address!r}")
-        return address
+        return ",".join(parse_addresses(address, "--address"))
     found = running_clusters()
     if not found:
         raise NoCluster("no cluster of yours is running here; start one with `sangam up`, or name its --address")

@@ -9,20 +9,16 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import grpc.aio
-
 from common.cli.cluster_metrics import fetch_all, metric_facts, render_metrics
+from common.cli.leader_call import TIMEOUT_S, ask_leader
 from common.cli.run_dir import find_scheduler, running_clusters
 from common.cli.table import render_table
-from common.config_values import is_address
+from common.config_values import is_address, parse_addresses
 from common.core.ids import Role, ServingMode
-from common.errors import ConfigError, Reason, WireError
-from common.rpc.channel import open_channel
+from common.errors import ConfigError
 from common.rpc.convert import role_from_proto, serving_mode_from_proto
-from common.rpc.status import wire_error
-from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
+from sangam.v1 import scheduler_pb2
 
-TIMEOUT_S = 5.0
 OTHER_SERVICES = ("gateway", "kv_store")
 """Services that the scheduler does not know the addresses of."""
 
@@ -55,8 +51,8 @@ def add_address_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         default=os.environ.get("SANGAM_SCHEDULER_ADDRESS", ""),
-        metavar="HOST:PORT",
-        help="the scheduler (default: $SANGAM_SCHEDULER_ADDRESS, else the cluster you started with `sangam up`)",
+        metavar="HOST:PORT[,...]",
+        help="the scheduler, or all of several (default: $SANGAM_SCHEDULER_ADDRESS, else those of your `sangam up`)",
     )
 
 
@@ -84,7 +80,10 @@ def service_addresses(
     ConfigError for an address that is none.
     """
     started_here = next((cluster for cluster in running_clusters() if cluster.scheduler == scheduler), None)
+    schedulers = parse_addresses(scheduler)
     addresses = {"scheduler": scheduler}
+    if len(schedulers) > 1:
+        addresses = {f"scheduler-{index}": address for index, address in enumerate(schedulers)}
     for service, address in named.items():
         if address and not is_address(address):
             raise ConfigError(f"--{service.replace('_', '-')}: must be host:port, not {address!r}")
@@ -93,22 +92,10 @@ def service_addresses(
     return {name: address for name, address in {**addresses, **workers}.items() if address}
 
 
-async def fetch_state(address: str) -> scheduler_pb2.GetClusterStateResponse:
-    """Ask the scheduler at `address`. Raises WireError."""
-    async with open_channel(address) as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        try:
-            return await stub.GetClusterState(scheduler_pb2.GetClusterStateRequest(), timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise scheduler_error(error, address) from None
-
-
-def scheduler_error(error: grpc.aio.AioRpcError, address: str) -> WireError:
-    """What a failed call to the scheduler means to a person."""
-    known = wire_error(error)
-    if known.reason is not Reason.PEER_LOST:
-        return known
-    return WireError(known.reason, f"no scheduler answers at {address} (`sangam up` prints the right address)")
+async def fetch_state(schedulers: str) -> scheduler_pb2.GetClusterStateResponse:
+    """Ask the scheduler that leads among `schedulers` (host:port, of several with commas). Raises WireError."""
+    request = scheduler_pb2.GetClusterStateRequest()
+    return await ask_leader(schedulers, lambda stub: stub.GetClusterState(request, timeout=TIMEOUT_S))
 
 
 def unfree_pages(worker: scheduler_pb2.WorkerState) -> int:

@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 
 from common.checkpoint import check_checkpoint
-from common.cli.cluster import STOP_GRACE_S, Cluster, ClusterConfig
+from common.cli.cluster import STOP_GRACE_S, Cluster
+from common.cli.cluster_config import ClusterConfig
 from common.cli.default_model import default_model_dir
 from common.cli.interrupt import Interrupted, run_interruptible
 from common.cli.policy_flags import add_policy_arguments, scheduler_options, tokens_or_auto, worker_options
+from common.cli.redis_process import redis_installed
 from common.cli.run_dir import new_run_dir
 from common.cli.supervisor import ServiceFailed
 from common.cli.table import render_table
-from common.config_values import AUTO
+from common.config_values import AUTO, check_registry
 from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import ServingMode
 from common.errors import ConfigError
@@ -48,6 +50,16 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[mode.value for mode in ServingMode],
         default=ServingMode.HYBRID.value,
         help="how prefills and decodes share the workers (default hybrid)",
+    )
+    parser.add_argument(
+        "--schedulers", type=int, default=1, metavar="S", help="one leads, the others stand by (default 1)"
+    )
+    parser.add_argument(
+        "--registry",
+        default="memory",
+        metavar="WHERE",
+        help="where the registry is kept: memory, or redis://host:port/db (default memory; with several schedulers, "
+        "which agree there on their leader, a redis-server of this cluster's own)",
     )
     parser.add_argument("--prefill-workers", type=int, metavar="N", help="prefill workers (default 1; colocated: 0)")
     parser.add_argument("--decode-workers", type=int, default=1, metavar="M", help="decode workers (default 1)")
@@ -126,6 +138,8 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
         mode=mode,
         prefill_workers=prefill_workers,
         decode_workers=args.decode_workers,
+        schedulers=args.schedulers,
+        registry=_registry(args),
         host=host,
         grpc_port=grpc_port,
         token_budget_tokens=args.token_budget,
@@ -141,6 +155,19 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
     )
 
 
+def _registry(args: argparse.Namespace) -> str:
+    """The registry's place as `ClusterConfig` has it; raises ConfigError for one that cannot be had."""
+    check_registry(args.registry, "--registry")
+    if args.schedulers == 1 or args.registry != "memory":
+        return str(args.registry)
+    if not redis_installed():
+        raise ConfigError(
+            f"--schedulers {args.schedulers}: they agree on their leader in a Redis; install redis-server, or name one "
+            "with --registry redis://host:port/db"
+        )
+    return ""
+
+
 def _installed_transport(name: str) -> str:
     """`name`, when this installation has what it needs; raises ConfigError otherwise."""
     if name == "ucx" and not ucx_installed():
@@ -149,7 +176,7 @@ def _installed_transport(name: str) -> str:
 
 
 def _check_counts(args: argparse.Namespace, mode: ServingMode, prefill_workers: int) -> None:
-    minimums = {"decode_workers": 1, "token_budget": 1, "overload_threshold": 1, "kv_pages": 0}
+    minimums = {"schedulers": 1, "decode_workers": 1, "token_budget": 1, "overload_threshold": 1, "kv_pages": 0}
     for name, minimum in minimums.items():
         value = getattr(args, name)
         if value != AUTO and value < minimum:

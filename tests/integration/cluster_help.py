@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from common.cli.cluster import Cluster, ClusterConfig
+from common.cli.cluster import Cluster
+from common.cli.cluster_config import ClusterConfig
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.generation_output import GenerationOutput
 from common.cli.status import fetch_state, unfree_pages
