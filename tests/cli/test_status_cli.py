@@ -121,6 +121,8 @@ def test_services_are_named_or_found_in_the_run_folder() -> None:
     running_cluster_file(os.getpid(), "127.0.0.1:77")
     found = service_addresses(STATE, scheduler="127.0.0.1:77", named={"gateway": "", "kv_store": "10.0.0.1:2"})
     assert found == {"scheduler": "127.0.0.1:77", "gateway": "127.0.0.1:1", "kv_store": "10.0.0.1:2", **workers}
+    two = service_addresses(STATE, scheduler="127.0.0.1:77,127.0.0.1:78", named=unknown)
+    assert two == {"scheduler-0": "127.0.0.1:77", "scheduler-1": "127.0.0.1:78", **workers}
     with pytest.raises(ConfigError, match="--kv-store: must be host:port, not 'x'"):
         service_addresses(STATE, scheduler="127.0.0.1:77", named={"kv_store": "x"})
 
@@ -155,7 +157,8 @@ def test_scheduler_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixtur
 def test_malformed_address_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     for address in ("nowhere", "host:", ":1", "host:99999"):
         assert main(["status", "--address", address]) == 2
-        assert capsys.readouterr().err == f"sangam status: error: --address: must be host:port, not {address!r}\n"
+        allowed = "host:port, or several different ones with commas"
+        assert capsys.readouterr().err == f"sangam status: error: --address: must be {allowed}, not {address!r}\n"
 
 
 def running_cluster_file(pid: int, scheduler: str) -> Path:

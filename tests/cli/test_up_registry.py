@@ -1,4 +1,4 @@
-"""`--schedulers` and `--registry` of `sangam up`: what is refused, and the redis-server that a cluster brings itself."""
+"""`--schedulers` and `--registry` of `sangam up`: what is refused, and the redis-server of a cluster's own."""
 
 from __future__ import annotations
 
