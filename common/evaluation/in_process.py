@@ -14,6 +14,7 @@ from common.engine.generator import BatchGenerator, GenerationResult
 from common.evaluation.answer import Answer
 from common.evaluation.setting import Setting
 from common.model_config import load_model_config
+from common.prompt_encoding import encode_prompt
 from common.text_codec import TextCodec, load_text_codec
 
 
@@ -81,11 +82,10 @@ def _specs(
     model = load_model_config(options.model_dir)
     specs = {}
     for number, question in enumerate(questions):
-        prompt_token_ids = codec.encode(question.prompt)
         for setting in settings:
             wanted = setting.ask(question.prompt, max_tokens=options.max_tokens)
             wanted.check()
             specs[question, setting] = wanted.to_spec(
-                request_id=f"question-{number}", prompt_token_ids=prompt_token_ids, model=model
+                request_id=f"question-{number}", prompt_token_ids=encode_prompt(codec, wanted), model=model
             )
     return specs

@@ -1,4 +1,4 @@
-"""Answers of the engine in process: many at once, each the one that `sangam generate --local` gives."""
+"""Answers of the engine in process: many at once, each the one that `sangam generate --local` gives a chat turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = grid([CacheMode.PREFIX, CacheMode.DUAL], [ConfidenceQuota(3), Confide
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("evaluation") / "model"
-    build_random_checkpoint(path, max_canvas_tokens=256)
+    build_random_checkpoint(path, max_canvas_tokens=256, chat=True)
     return path
 
 

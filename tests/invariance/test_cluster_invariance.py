@@ -9,7 +9,7 @@ import pytest
 from common.cli.generation_output import GenerationOutput
 from common.core.ids import ServingMode
 from common.core.params import CacheMode
-from tests.integration.cluster_help import random_model
+from common.random_checkpoint import build_random_checkpoint
 from tests.invariance.loaded_cluster import FLEETS, LoadedRun, run_loaded
 from tests.invariance.solo import SoloAnswer, invariance_requests, solo_answers
 
@@ -18,7 +18,8 @@ QUESTIONS = 40
 
 
 async def test_answers_under_load_with_overflow_and_kills_are_the_solo_answers(tmp_path):
-    model_dir = random_model(tmp_path / "model")
+    model_dir = tmp_path / "model"
+    build_random_checkpoint(model_dir, chat=True)
     requests = invariance_requests(QUESTIONS)
     solo = solo_answers(model_dir, requests, on_answer=lambda done: None)
     answered: list[int] = []
