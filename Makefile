@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 # What moves K/V between the demo's workers: tcp, ucx or auto; ucx installs the extra
 KV_TRANSPORT ?=
+# What `make chaos` does, and when
+SEED ?= 1
 # Options for pytest, e.g. make test ARGS='-k golden -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-kv clean
+.PHONY: chaos compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-kv clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -71,6 +73,9 @@ stubs: $(VENV)/.installed-dev ## Regenerate the gRPC stubs from protos/.
 
 compose-test: $(VENV)/.installed-runtime ## Build the images, run the stack on a real Docker engine, break it (15 minutes at most).
 	@$(BIN)/python -m tests.compose.proof
+
+chaos: $(VENV)/.installed-runtime ## Kill, pause and cut off services under load; every answer must be its own (SEED=; 10 minutes at most).
+	@$(BIN)/python -m tests.chaos.proof --seed $(SEED)
 
 bench-overhead: $(VENV)/.installed-runtime ## What the services add to a request, side by side with the bare engine.
 	@$(BIN)/sangam bench-overhead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,8 @@ class ClusterConfig:
     all cores but one among the workers. `story_dir` gets the stories of the cores, for `sangam replay` (None: none).
     `registry` is where the registry keeps its entries, and several schedulers their leader's lease: memory, a
     redis://host:port/db, or "" for a redis-server of the cluster's own. `worker_options` and `scheduler_options` are
-    further flags for every worker and for every scheduler.
+    further flags for every worker and for every scheduler, `options_of` for single services by name ("decode-1"); these
+    win over all others.
     """
 
     model_dir: Path
@@ -42,6 +44,7 @@ class ClusterConfig:
     story_dir: Path | None = None
     worker_options: tuple[str, ...] = field(default=())
     scheduler_options: tuple[str, ...] = field(default=())
+    options_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Every cluster has a decode worker; only hybrid leaves the number of prefill workers open."""

@@ -73,5 +73,5 @@ class ServiceSpecs:
     def _service(
         self, name: str, module: str, arguments: tuple[str, ...], *, port: int = 0, may_end: bool = False
     ) -> ProcessSpec:
-        arguments = (*arguments, "--log-level", self._config.log_level)
+        arguments = (*arguments, "--log-level", self._config.log_level, *self._config.options_of.get(name, ()))
         return ProcessSpec(name=name, module=module, arguments=arguments, may_end=may_end, port=port)

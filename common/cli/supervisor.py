@@ -21,9 +21,9 @@ from common.backoff import Backoff
 from common.errors import SangamError
 
 READY_POLL_S = 0.02
-FIRST_BACKOFF_S = 0.5
+FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
-STEADY_LIFE_S = 30.0
+STEADY_LIFE_S = 5.0
 """A process that lived this long starts anew with the first back-off."""
 LAST_LOG_LINES = 12
 
@@ -167,7 +167,8 @@ class ManagedProcess:
     async def _spawn(self) -> None:
         self._ready_path.unlink(missing_ok=True)
         self.ready = None
-        arguments = (*self.spec.arguments, "--port", str(self._port), "--ready-file", str(self._ready_path))
+        # A port among the service's own arguments wins.
+        arguments = ("--port", str(self._port), "--ready-file", str(self._ready_path), *self.spec.arguments)
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "common.cli.tethered", str(os.getpid()), self.spec.module, *arguments),

@@ -33,7 +33,7 @@ async def test_killed_service_is_restarted_at_its_place_and_said_so(tmp_path: Pa
     supervising = asyncio.create_task(process.supervise())
     os.kill(pid, signal.SIGKILL)
     await until_said(lines, "kv_store is back")
-    assert "kv_store ended (killed by SIGKILL); restarting it in 0.5 s" in lines
+    assert "kv_store ended (killed by SIGKILL); restarting it in 0.1 s" in lines
     assert process.address == address
     assert process.pid not in (None, pid)
     assert process.restarts == 1

@@ -1,0 +1,154 @@
+"""What is done to a cluster under load, at random from a seed: kills, pauses, cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from common.cli.cluster import Cluster
+from tests.chaos.wire import Wire
+
+
+class FaultKind(enum.Enum):
+    """What happened, the gravest first: a wait that several faults explain counts for the gravest."""
+
+    LAST_WORKER = "kill -9 of the last decode worker"
+    PAUSE = "pause of a worker"
+    CUT = "cut of a worker's network"
+    GATEWAY = "kill -9 of the gateway"
+    SCHEDULER = "kill -9 of the scheduler"
+    WORKER = "kill -9 of a worker"
+    KV_STORE = "kill -9 of the registry"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One of them: who, from when until when (monotonic seconds; a kill is over at once)."""
+
+    kind: FaultKind
+    target: str
+    begun_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mischief:
+    """How much trouble: mean time between two kills, between two pauses or cuts, and their length, in seconds.
+
+    `kinds` are the services that are killed, in equal shares: "gateway", "scheduler", "kv_store", "prefill", "decode".
+    """
+
+    kinds: tuple[str, ...]
+    kill_every_s: float = 2.0
+    disturb_every_s: float = 6.0
+    disturbed_s: tuple[float, float] = (0.3, 5.0)
+
+
+class Saboteur:
+    """Does it, until cancelled; then every process goes on and every wire is whole."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        wires: Mapping[str, tuple[Wire, ...]],
+        mischief: Mischief,
+        *,
+        seed: int,
+        say: Callable[[str], None],
+    ) -> None:
+        """`wires`: those of each worker that has some."""
+        self.faults: list[Fault] = []
+        self._cluster = cluster
+        self._wires = wires
+        self._mischief = mischief
+        self._choose = random.Random(seed)
+        self._say = say
+        self._disturbed: set[str] = set()
+
+    async def run(self) -> None:
+        """Kill, pause and cut for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._kill_for_ever())
+            tasks.create_task(self._disturb_for_ever())
+
+    async def _kill_for_ever(self) -> None:
+        every_s = self._mischief.kill_every_s
+        while True:
+            await asyncio.sleep(self._choose.uniform(0.75 * every_s, 1.25 * every_s))
+            running = self._cluster.processes
+            service = self._choose.choice(self._mischief.kinds)
+            names = sorted(name for name in running if name.partition("-")[0] == service)
+            if not names:  # they are all between two lives
+                continue
+            name = self._choose.choice(names)
+            self._note(self._kill_kind(name), name, 0.0)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(running[name], signal.SIGKILL)
+
+    def _kill_kind(self, name: str) -> FaultKind:
+        service = name.partition("-")[0]
+        if service not in ("prefill", "decode"):
+            return FaultKind(f"kill -9 of the {'registry' if service == 'kv_store' else service}")
+        others = [each for each in self._cluster.addresses if each.startswith("decode-") and each != name]
+        alone = all(each in self._disturbed for each in others)
+        return FaultKind.LAST_WORKER if service == "decode" and alone else FaultKind.WORKER
+
+    async def _disturb_for_ever(self) -> None:
+        every_s = self._mischief.disturb_every_s
+        while True:
+            await asyncio.sleep(self._choose.uniform(0.75 * every_s, 1.25 * every_s))
+            last_s = self._choose.uniform(*self._mischief.disturbed_s)
+            if self._wires and self._choose.random() < 0.5:
+                await self._cut(self._choose.choice(sorted(self._wires)), last_s)
+            else:
+                await self._pause(last_s)
+
+    async def _pause(self, last_s: float) -> None:
+        running = self._cluster.processes
+        names = sorted(name for name in running if name.startswith(("prefill-", "decode-")))
+        if names:
+            name = self._choose.choice(names)
+            with self._disturbing(FaultKind.PAUSE, name, last_s), _stopped(running[name]):
+                await asyncio.sleep(last_s)
+
+    async def _cut(self, name: str, last_s: float) -> None:
+        with self._disturbing(FaultKind.CUT, name, last_s):
+            try:
+                for wire in self._wires[name]:
+                    wire.cut()
+                await asyncio.sleep(last_s)
+            finally:
+                for wire in self._wires[name]:
+                    wire.mend()
+
+    @contextlib.contextmanager
+    def _disturbing(self, kind: FaultKind, name: str, last_s: float) -> Iterator[None]:
+        self._note(kind, name, last_s)
+        self._disturbed.add(name)
+        try:
+            yield
+        finally:
+            self._disturbed.discard(name)
+
+    def _note(self, kind: FaultKind, target: str, last_s: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self.faults.append(Fault(kind=kind, target=target, begun_s=now, ended_s=now + last_s))
+        self._say(f"{kind.value}: {target}{f' for {last_s:.1f} s' if last_s else ''}")
+
+
+@contextlib.contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    """The process does not run meanwhile; it may be killed all the same."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

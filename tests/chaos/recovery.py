@@ -1,0 +1,46 @@
+"""How long clients waited after faults: from a fault to the next committed token of each request that it touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tests.chaos.faults import Fault, FaultKind
+from tests.chaos.watched_request import Moment, WatchedRequest
+
+_TOUCH_ALL = frozenset({FaultKind.GATEWAY, FaultKind.SCHEDULER})
+_HOLD_UP = frozenset({FaultKind.PAUSE, FaultKind.CUT})
+_GRAVITY = {kind: place for place, kind in enumerate(FaultKind)}
+
+
+def recoveries(requests: Sequence[WatchedRequest], faults: Sequence[Fault]) -> dict[FaultKind, list[float]]:
+    """Seconds by kind, ascending: one for each wait for a token in which a touching fault fell.
+
+    The scheduler's and the gateway's death touch every running request, a pause or a cut those whose open block was
+    at that worker, and all others those whose open block had to be tried again. A wait that several faults explain
+    counts for the gravest, from that one's beginning on.
+    """
+    found: dict[FaultKind, list[float]] = {kind: [] for kind in FaultKind}
+    for request in requests:
+        for before, after in request.gaps():
+            fault = _explanation(request, before, after, faults)
+            if fault is not None:
+                found[fault.kind].append(after.at_s - fault.begun_s)
+    return {kind: sorted(waits) for kind, waits in found.items()}
+
+
+def _explanation(request: WatchedRequest, before: Moment, after: Moment, faults: Sequence[Fault]) -> Fault | None:
+    inside = [fault for fault in faults if before.at_s < fault.begun_s < after.at_s]
+    touching = [fault for fault in inside if _touches(fault, request, before.tokens)]
+    return min(touching, key=lambda fault: (_GRAVITY[fault.kind], fault.begun_s), default=None)
+
+
+def _touches(fault: Fault, request: WatchedRequest, tokens: int) -> bool:
+    if fault.kind in _TOUCH_ALL or request.block_was_retried(tokens):
+        return True
+    return fault.kind in _HOLD_UP and request.block_ran_on(tokens, fault.target)
+
+
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` (0 to 1) of all values do not exceed; nan when there are none."""
+    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else math.nan
