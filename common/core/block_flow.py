@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -51,6 +52,7 @@ class BlockFlow:
         self.now = 0.0
         self.changed = False
         self.replay_divergences = 0
+        self.retried_blocks: Counter[Reason] = Counter()
         self.placements = 0
         self.last_prefill_worker_id: WorkerId | None = None
         self.last_decode_worker_id: WorkerId | None = None
@@ -179,13 +181,14 @@ class BlockFlow:
         if not current and self.fleet.get(handle.owner) is not None:
             self.emit(ReleaseKv(owner=handle.owner, attempt=handle.attempt))
 
-    def retry(self, request: Request) -> None:
+    def retry(self, request: Request, cause: Reason) -> None:
         """Give the current attempt up; the next one starts at the prefill, or the request fails at the limit."""
         self._give_up(request)
         request.start_attempt()
         if request.attempt >= self.config.max_attempts:
             self.fail(request, Reason.ATTEMPTS_EXHAUSTED)
         else:
+            self.retried_blocks[cause] += 1
             self.await_prefill(request)
 
     def reveal(self, request: Request, delta: StepDelta) -> None:
@@ -236,12 +239,12 @@ class BlockFlow:
         for call_id in account.calls:
             request = self.book.get(self._calls[call_id].request_id)
             assert request is not None, call_id
-            self.retry(request)
+            self.retry(request, Reason.PEER_LOST)
         for attempt in account.retained:
             request = self.book.get(attempt.request_id)
             # A transfer under way may have brought everything across; its own call will say.
             if request is not None and request.block_state is BlockState.KV_READY and request.block_attempt == attempt:
-                self.retry(request)
+                self.retry(request, Reason.PEER_LOST)
 
     def back_off(self, account: WorkerAccount, until_s: float) -> None:
         """Give the worker nothing new until then."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from common.core import defaults
 from common.core.ids import Role, ServingMode, WorkerLife
 from common.core.work import IterationReport
+from common.errors import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,8 @@ class ClusterView:
 
     `queued_blocks` includes `parked_blocks`: those whose canvas fits no live worker at present.
     `overload_threshold_tokens` is theta in force; `overload_threshold_adapts`: the scheduler sets it itself.
-    `replay_divergences` counts tokens that a repeated attempt revealed differently from what was already shown.
+    `replay_divergences` counts tokens that a repeated attempt revealed differently from what was already shown,
+    `retried_blocks` further attempts at blocks by what ended the one before.
     """
 
     mode: ServingMode
@@ -91,3 +93,4 @@ class ClusterView:
     overload_threshold_tokens: int
     replay_divergences: int
     overload_threshold_adapts: bool = False
+    retried_blocks: tuple[tuple[Reason, int], ...] = ()

@@ -40,17 +40,17 @@ def _elsewhere(flow: BlockFlow, failure: Failure) -> None:
     request.refusals += 1
     begun = len(request.revealed) > (len(request.prefilled.first.positions) if request.prefilled else 0)
     if begun or request.refusals > MAX_REFUSALS_PER_ATTEMPT:
-        flow.retry(request)
+        flow.retry(request, failure.reason)
     elif request.prefilled is None:
         flow.await_prefill(request)
     elif flow.has_kv(request):
         flow.await_decode(request)
     else:
-        flow.retry(request)
+        flow.retry(request, failure.reason)
 
 
 def _retry(flow: BlockFlow, failure: Failure) -> None:
-    flow.retry(failure.request)
+    flow.retry(failure.request, failure.reason)
 
 
 def _retry_suspect(flow: BlockFlow, failure: Failure) -> None:
@@ -63,7 +63,7 @@ def _retry_suspect(flow: BlockFlow, failure: Failure) -> None:
     if owner is None or owner_account is not None:
         # Otherwise the owner of the K/V is known to be gone: the reader did nothing wrong.
         flow.suspect(failure.account)
-    flow.retry(request)
+    flow.retry(request, failure.reason)
 
 
 def _past_deadline(flow: BlockFlow, failure: Failure) -> None:
@@ -78,7 +78,7 @@ def _past_deadline(flow: BlockFlow, failure: Failure) -> None:
 def _retry_draining(flow: BlockFlow, failure: Failure) -> None:
     """Attempt + 1, and nothing new for that worker."""
     flow.fleet.drain(failure.account)
-    flow.retry(failure.request)
+    flow.retry(failure.request, failure.reason)
 
 
 def _retry_life_over(flow: BlockFlow, failure: Failure) -> None:
@@ -86,7 +86,7 @@ def _retry_life_over(flow: BlockFlow, failure: Failure) -> None:
     if failure.call.kind is CallKind.REMOTE_DECODE:
         _retry_suspect(flow, failure)
         return
-    flow.retry(failure.request)
+    flow.retry(failure.request, failure.reason)
     flow.lose(failure.account.life)
 
 
@@ -101,7 +101,7 @@ def _other_pair(flow: BlockFlow, failure: Failure) -> None:
     if limit_tokens is None or request.canvas_tokens > limit_tokens:
         _fail(flow, failure)
     else:
-        flow.retry(request)
+        flow.retry(request, failure.reason)
 
 
 def _fail(flow: BlockFlow, failure: Failure) -> None:

@@ -109,6 +109,7 @@ class SchedulerCore:
             overload_threshold_tokens=self._flow.fleet.threshold_tokens,
             overload_threshold_adapts=self._config.overload_threshold_adapts,
             replay_divergences=self._flow.replay_divergences,
+            retried_blocks=tuple(self._flow.retried_blocks.items()),
         )
 
     def check_conservation(self) -> None:
@@ -205,7 +206,7 @@ class SchedulerCore:
         request = flow.book.get(event.attempt.request_id)
         # In a transfer the decode call tells how it ended; waiting for decode memory, the K/V is lost.
         if request is not None and request.block_state is BlockState.KV_READY:
-            flow.retry(request)
+            flow.retry(request, Reason.KV_LEASE_EXPIRED)
 
     # Calls
 
@@ -299,7 +300,7 @@ class SchedulerCore:
             if kind is TimerKind.DEADLINE:
                 self._flow.fail(request, Reason.DEADLINE_EXCEEDED)
             elif request.block_state is BlockState.KV_READY:
-                self._flow.retry(request)
+                self._flow.retry(request, Reason.KV_LEASE_EXPIRED)
 
     def _place(self) -> None:
         """Give out what can be given: finished prefills first, they hold memory at two places' expense."""
@@ -316,7 +317,7 @@ class SchedulerCore:
             return False
         owner = request.prefilled.owner
         if flow.fleet.stranded(owner, request.canvas_tokens):
-            flow.retry(request)
+            flow.retry(request, Reason.LAYOUT_MISMATCH)
             return True
         need = self._need(
             request,

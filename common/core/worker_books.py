@@ -46,6 +46,10 @@ class WorkerBooks:
         for attempt in self.retention.overdue(now):
             yield Unowned(holding=Holding.LEASES, name=f"K/V of {attempt}, past its lease")
 
+    def here(self) -> frozenset[BlockAttempt]:
+        """Every block, also those that were cancelled while a forward or fetch still touches their pages."""
+        return frozenset(block.attempt for block in self.blocks)
+
     def awaited(self) -> frozenset[BlockAttempt]:
         """Blocks here whose callers wait for an answer."""
         return frozenset(block.attempt for block in self.blocks if block.stage is not Stage.ZOMBIE)

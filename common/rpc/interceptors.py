@@ -12,8 +12,9 @@ import contextlib
 import functools
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -21,11 +22,15 @@ from google.protobuf.message import DecodeError
 from opentelemetry.trace import SpanKind
 
 from common.errors import InvalidRequest, Reason, WireError
+from common.metrics.catalogue import RPC_S, RPCS
 from common.rpc.status import abort, internal_error
 from common.telemetry import current_trace_id, remote_context, tracer
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
+
+_OUR_PACKAGE = "sangam."
+_OK = "OK"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Context], Any]
@@ -123,7 +128,8 @@ def _streaming(inner: Handler, method: str) -> Behaviour:
 @contextlib.asynccontextmanager
 async def _guard(method: str, context: Context) -> AsyncIterator[None]:
     parent = remote_context(context.invocation_metadata())
-    with _tracer.start_as_current_span(method.lstrip("/"), context=parent, kind=SpanKind.SERVER):
+    call = _Call(method, context)
+    with _tracer.start_as_current_span(method.lstrip("/"), context=parent, kind=SpanKind.SERVER), call:
         try:
             yield
         except grpc.aio.AbortError:
@@ -132,11 +138,37 @@ async def _guard(method: str, context: Context) -> AsyncIterator[None]:
             if _is_being_cancelled():
                 raise
             # gRPC would leave the caller waiting for ever: nobody cancelled this call, something it awaited was.
-            await abort(context, WireError(Reason.CANCELLED, "the work was cancelled"))
+            await call.abort(WireError(Reason.CANCELLED, "the work was cancelled"))
         except WireError as error:
-            await abort(context, error)
+            await call.abort(error)
         except Exception as error:
-            await abort(context, _wire_error_in(error) or _hidden(error, method))
+            await call.abort(_wire_error_in(error) or _hidden(error, method))
+
+
+class _Call:
+    """One call, timed and counted by its outcome when the block ends; gRPC's own services are not counted."""
+
+    def __init__(self, method: str, context: Context) -> None:
+        service, _, self._name = method.lstrip("/").partition("/")
+        self._is_ours = service.startswith(_OUR_PACKAGE)
+        self._context = context
+        self._started_s = time.monotonic()
+        self._outcome = _OK
+
+    def __enter__(self) -> None:
+        """The call begins."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._is_ours:
+            # Whatever leaves the guard without an outcome is the client's leaving.
+            outcome = Reason.CANCELLED.value if error is not None and self._outcome == _OK else self._outcome
+            RPCS.add(method=self._name, outcome=outcome)
+            RPC_S.record(time.monotonic() - self._started_s, method=self._name)
+
+    async def abort(self, error: WireError) -> NoReturn:
+        """End the call with `error`."""
+        self._outcome = error.reason.value
+        await abort(self._context, error)
 
 
 def _is_being_cancelled() -> bool:

@@ -35,6 +35,7 @@ from common.worker.forward_thread import JOIN_TIMEOUT_S, ForwardJob, ForwardThre
 from common.worker.forward_watch import ForwardStuck, watch_forwards
 from common.worker.kv_serving import KvServing
 from common.worker.kv_staging import KvStaging
+from common.worker.measures import WorkerMeasures
 from common.worker.performer import Performer
 from common.worker.reception import Reception
 from common.worker.registry_client import Holdings, RegistryClient
@@ -339,6 +340,7 @@ class WorkerApp:
             forward=self._forward,
             spawn=self._spawn,
             feed=self._core_loop.feed,
+            measures=WorkerMeasures(self._role),
         )
 
     def _make_reception(self) -> Reception:

@@ -43,9 +43,10 @@ from common.worker.forward_thread import ForwardJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreHoldings:
-    """What the core holds at one moment: `awaited` blocks have callers, `offered` ones K/V under lease."""
+    """What the core holds at one moment: `awaited` are blocks `here` with callers, `offered` has K/V under lease."""
 
     unowned: tuple[Unowned, ...]
+    here: frozenset[BlockAttempt]
     awaited: frozenset[BlockAttempt]
     offered: frozenset[BlockAttempt]
 
@@ -142,7 +143,10 @@ class CoreLoop:
         with self._lock:
             books = self._core.books
             return CoreHoldings(
-                unowned=tuple(books.unowned(self._clock.now())), awaited=books.awaited(), offered=books.offered()
+                unowned=tuple(books.unowned(self._clock.now())),
+                here=books.here(),
+                awaited=books.awaited(),
+                offered=books.offered(),
             )
 
     def check_conservation(self) -> None:

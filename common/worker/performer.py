@@ -45,6 +45,7 @@ from common.worker.calls import CallTable
 from common.worker.forward_thread import ForwardJob, ForwardThread
 from common.worker.kv_serving import KvServing
 from common.worker.kv_staging import KvStaging
+from common.worker.measures import WorkerMeasures
 from common.worker.pool_sink import PoolSink
 from common.worker.registry_client import RegistryClient
 from common.worker.retained_kv import RetainedKv
@@ -81,6 +82,7 @@ class Performer:
         forward: ForwardThread,
         spawn: Spawn,
         feed: Callable[[WorkerEvent], None],
+        measures: WorkerMeasures,
     ) -> None:
         self._model = model
         self._staging = staging
@@ -96,6 +98,7 @@ class Performer:
         self._registry = registry
         self._spawn = spawn
         self._feed = feed
+        self._measures = measures
         self._fetches: dict[BlockAttempt, asyncio.Task[WorkerEvent]] = {}
         self._methods: dict[type[WorkerEffect], Callable[[Any], None]] = {
             FetchKv: self._fetch_kv,
@@ -141,10 +144,12 @@ class Performer:
                 )
             first = self._revealed(effect.attempt, stats.trailer) if effect.early else None
         except WireError as error:
+            self._measures.fetch_failed(error.reason, early=effect.early)
             return KvFetchFailed(attempt=effect.attempt, reason=error.reason)
         transfer = KvTransfer(
             transfer_s=stats.transfer_s, exposed_s=stats.exposed_s, transfer_bytes=stats.transfer_bytes
         )
+        self._measures.fetched(transfer, early=effect.early)
         return KvFetched(attempt=effect.attempt, transfer=transfer, first=first)
 
     def _revealed(self, attempt: BlockAttempt, trailer: bytes) -> StepDelta:
@@ -230,3 +235,4 @@ class Performer:
 
     def _report(self, effect: Report) -> None:
         self._link.report(effect.report)
+        self._measures.report(effect.report)

@@ -30,7 +30,7 @@ class UnownedOfWorker:
             *_named(Holding.REQUESTS, self._calls.unanswered - core.awaited, "call for {} without its block"),
             *_named(Holding.LEASES, self._retained.attempts ^ core.offered, "handle of {} without its K/V, or reverse"),
             *_named(Holding.LEASES, self._serving.offered ^ core.offered, "offer of {} without its K/V, or reverse"),
-            *_named(Holding.LEASES, self._serving.announced - core.awaited, "K/V of {} announced, never computed"),
+            *_named(Holding.LEASES, self._serving.announced - core.here, "K/V of {} announced, never computed"),
         ]
 
 

@@ -17,6 +17,7 @@ from common.clock import Clock
 from common.core.work import RequestSpec
 from common.errors import Reason, WireError
 from sangam.v1 import scheduler_pb2
+from services.gateway.measures import failures_counted
 from services.gateway.progress import RequestProgress
 
 Events = AsyncGenerator[scheduler_pb2.ScheduleResponse, None]
@@ -105,6 +106,12 @@ class ResumingSchedule:
 
         Raises `WireError` with the verdict when the request failed.
         """
+        with failures_counted():
+            async with aclosing(self._events()) as events:
+                async for event in events:
+                    yield event
+
+    async def _events(self) -> Events:
         spec = self._progress.spec
         while True:
             try:

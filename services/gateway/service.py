@@ -15,6 +15,7 @@ from common.rpc.service import write_ready_file
 from common.text_codec import IdsOnly, load_text_codec
 from sangam.v1 import inference_pb2_grpc
 from services.gateway.admission import Admission
+from services.gateway.measures import sample_forever
 from services.gateway.resume import ResumePolicy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer import InferenceServicer
@@ -43,7 +44,8 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         admission = Admission(
             max_requests=config.max_inflight_requests, max_tokens=config.max_inflight_tokens, clock=clock
         )
-        watching = tasks.create_task(LeakWatch(clock=clock, unowned=admission.unowned).run())
+        watch = LeakWatch(clock=clock, unowned=admission.unowned)
+        background = [tasks.create_task(part) for part in (watch.run(), sample_forever(admission, clock))]
         work = TextWork(text)
         servicer = InferenceServicer(
             model=model,
@@ -64,5 +66,6 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
         await server.stop(STOP_GRACE_S)
         following.cancel()
-        watching.cancel()
+        for task in background:
+            task.cancel()
         work.close()

@@ -10,6 +10,7 @@ from common.core.work import StepDelta
 from common.errors import Reason, WireError
 from common.rpc.convert import cache_mode_to_proto, finish_reason_to_proto, step_delta_from_proto
 from sangam.v1 import inference_pb2, scheduler_pb2
+from services.gateway.measures import count_finished
 from services.gateway.progress import RequestProgress
 
 
@@ -55,6 +56,7 @@ class ResponseStream:
             total_s=self._elapsed_s(),
             **self._progress.usage_counts(),
         )
+        count_finished(finish, usage)
         finished = inference_pb2.Finished(
             finish_reason=finish_reason_to_proto(finish), usage=usage, blocks=self._progress.placements()
         )

@@ -218,6 +218,7 @@ class SchedulerShell:
 
     def _carry_out(self, effects: list[SchedulerEffect]) -> None:
         """Workers first: a device waits for its next block, a client for nothing that is already late."""
+        self._measures.observe(effects)
         for told in (False, True):
             for effect in effects:
                 if isinstance(effect, _TOLD) is told:

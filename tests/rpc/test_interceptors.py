@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from common.errors import BadSamplingParams, Reason, WireError
 from common.rpc.status import wire_error
 from common.telemetry import current_trace_id, setup_telemetry, trace_metadata, tracer
 from sangam.v1 import inference_pb2
+from tests.metrics.measured import distribution_of, value_of
 from tests.rpc.scripted import SERVICE_NAME, Loopback, ScriptedGateway, committed, until
 
 SECRET = "password=hunter2"
@@ -247,3 +249,41 @@ async def test_bytes_that_are_no_message_end_a_stream_of_requests_after_the_good
             await call.read()
     assert (seen, answer.text) == (["a"], "a")
     assert wire_error(caught.value).reason is Reason.INVALID_REQUEST
+
+
+async def counted(method: str, outcome: str, run: Awaitable[Any]) -> tuple[float, int]:
+    """By how much the two instruments of a method grow while `run` runs."""
+
+    def values() -> tuple[float, int]:
+        calls = value_of("sangam_rpcs_total", method=method, outcome=outcome)
+        return calls, distribution_of("sangam_rpc_s", method=method).count
+
+    before = values()
+    await run
+    await until(lambda: values() != before)
+    return values()[0] - before[0], values()[1] - before[1]
+
+
+async def test_calls_are_counted_by_method_and_outcome():
+    assert await counted("GetModel", "QUEUE_FULL", unary_error(WireError(Reason.QUEUE_FULL, "full"))) == (1, 1)
+    assert await counted("Generate", "INTERNAL", stream_error(KeyError("a bug"))) == (1, 1)
+
+    async def good() -> None:
+        async with Loopback(ScriptedGateway()) as loopback:
+            await loopback.get_model(timeout=10)
+
+    assert await counted("GetModel", "OK", good()) == (1, 1)
+
+
+async def test_a_client_that_leaves_counts_as_cancelled():
+    async def forever(context):
+        yield committed("before")
+        await asyncio.Event().wait()
+
+    async def leave() -> None:
+        async with Loopback(ScriptedGateway(stream=forever)) as loopback:
+            call = loopback.open_stream(timeout=10)
+            await call.read()
+            call.cancel()
+
+    assert await counted("Generate", "CANCELLED", leave()) == (1, 1)
