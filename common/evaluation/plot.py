@@ -1,45 +1,65 @@
-"""`quality.png`: exact match against forwards per answer, a curve for each cache mode and block length."""
+"""`quality.png`: exact match against forwards per answer, a panel per block length, a curve per cache mode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from common.core.params import CacheMode
 from common.evaluation.evaluation import SettingResult
 from common.evaluation.setting import strategy_label
 
-_DPI = 110
-_MARKERS = "os^Dv*"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_DPI = 100
+_PANEL_WIDTH_INCHES = 4.5
+_LOOKS = {
+    CacheMode.NONE: ("tab:gray", "o"),
+    CacheMode.PREFIX: ("tab:blue", "s"),
+    CacheMode.DUAL: ("tab:orange", "^"),
+}
+"""Colour and marker."""
 
 
 def plot_quality(results: Sequence[SettingResult], directory: Path) -> Path:
     """Write the plot into `directory`, which exists, and return its path. Needs matplotlib."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.0, 5.0), layout="constrained")
-    axes = figure.add_subplot()
-    for index, (label, curve) in enumerate(_curves(results).items()):
-        forwards = [result.overall.prefills_per_answer + result.overall.decodes_per_answer for result in curve]
-        exact = [100 * result.overall.exact_match for result in curve]
-        axes.plot(forwards, exact, marker=_MARKERS[index % len(_MARKERS)], label=label, alpha=0.8)
-        for result, x, y in zip(curve, forwards, exact, strict=True):
-            axes.annotate(
-                strategy_label(result.setting.strategy), (x, y), (4, 4), textcoords="offset points", fontsize=7
-            )
-    axes.set_xlabel("forwards per answer (prefill and decode)")
-    axes.set_ylabel(f"exact match, % of {results[0].overall.questions} questions")
-    axes.set_xlim(left=0.0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    lengths = list(dict.fromkeys(result.setting.block_length_tokens for result in results))
+    width = max(7.0, _PANEL_WIDTH_INCHES * len(lengths))
+    figure = Figure(figsize=(width, 4.5), layout="constrained")
+    panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+    for length, axes in zip(lengths, panels, strict=True):
+        axes.set_title(f"block length {length}")
+        _draw(axes, [result for result in results if result.setting.block_length_tokens == length])
+    panels[0].set_ylabel(f"exact match, % of {results[0].overall.questions} questions")
+    panels[-1].legend(title="cache", loc="lower right")
     path = directory / "quality.png"
     figure.savefig(path, dpi=_DPI)
     return path
 
 
-def _curves(results: Sequence[SettingResult]) -> dict[str, list[SettingResult]]:
-    """Results by cache mode and block length, each curve in the order of its forwards."""
-    curves: dict[str, list[SettingResult]] = {}
-    for result in sorted(results, key=lambda result: result.overall.forwards):
-        setting = result.setting
-        curves.setdefault(f"{setting.cache_mode.value}, block {setting.block_length_tokens}", []).append(result)
-    return curves
+def _draw(axes: Axes, results: Sequence[SettingResult]) -> None:
+    """The curves of one block length, points in the order of their forwards; strategies are named once, at `none`."""
+    for mode, (colour, marker) in _LOOKS.items():
+        points = sorted(
+            (_forwards(result), 100 * result.overall.exact_match, strategy_label(result.setting.strategy))
+            for result in results
+            if result.setting.cache_mode is mode
+        )
+        if points:
+            xs, ys, _ = zip(*points, strict=True)
+            axes.plot(xs, ys, color=colour, marker=marker, label=mode.value, alpha=0.8)
+        for x, y, label in points if mode is CacheMode.NONE else ():
+            axes.annotate(label, (x, y), (0, 7), textcoords="offset points", fontsize=7, ha="center")
+    axes.set_xlabel("forwards per answer (prefill and decode)")
+    # Room for the labels.
+    axes.set_xlim(0.0, 1.15 * max(_forwards(result) for result in results))
+    axes.margins(y=0.12)
+    axes.grid(alpha=0.3)
+
+
+def _forwards(result: SettingResult) -> float:
+    return result.overall.forwards / result.overall.questions

@@ -81,6 +81,7 @@ async def run_loaded(
     requests: Sequence[GenerationInput],
     solo: Sequence[SoloAnswer],
     *,
+    device: str,
     on_answer: Callable[[int], None],
 ) -> LoadedRun:
     """Start the fleet, ask everything, kill, compare, stop; every page must come back. Raises what a request raises."""
@@ -92,6 +93,7 @@ async def run_loaded(
         decode_workers=fleet.decode_workers,
         overload_threshold_tokens=fleet.overload_threshold_tokens,
         kv_pages=KV_PAGES,
+        device=device,
         log_level="warning",
         # What a killed scheduler or reader leaves at an owner is not waited for.
         worker_options=("--kv-lease-s", "5"),

@@ -34,9 +34,12 @@ def main() -> int:
     check_checkpoint(model_dir)
     requests = invariance_requests(args.questions, seed=args.seed)
     with Progress(len(requests), "questions") as progress:
-        solo = solo_answers(model_dir, requests, on_answer=lambda done: progress.show(done, "one at a time"))
+        solo = solo_answers(
+            model_dir, requests, device=args.device, on_answer=lambda done: progress.show(done, "one at a time")
+        )
     runs = [
-        asyncio.run(_run(ServingMode(mode), model_dir, requests, solo)) for mode in dict.fromkeys(args.modes.split(","))
+        asyncio.run(_run(ServingMode(mode), model_dir, requests, solo, device=args.device))
+        for mode in dict.fromkeys(args.modes)
     ]
     print(render_table(_HEADER, [_row(run) for run in runs]))
     problems = [problem for run in runs for problem in run.problems]
@@ -47,17 +50,30 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    modes = ",".join(mode.value for mode in ServingMode)
+    modes = [mode.value for mode in ServingMode]
     parser = argparse.ArgumentParser(prog="python -m tests.invariance.proof", description=__doc__)
-    parser.add_argument("--questions", type=int, default=500, metavar="N", help="default %(default)s")
+    parser.add_argument("--questions", type=_count, default=500, metavar="N", help="default %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which questions are drawn (default 0)")
-    parser.add_argument("--modes", default=modes, metavar="A,B,...", help="default %(default)s")
+    parser.add_argument("--modes", nargs="+", choices=modes, default=modes, help="default: all")
     parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint folder (default: the built-in one)")
+    parser.add_argument("--device", default="cpu", metavar="D", help="of both sides: cpu or cuda:N (default cpu)")
     return parser
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {count}")
+    return count
+
+
 async def _run(
-    mode: ServingMode, model_dir: Path, requests: Sequence[GenerationInput], solo: Sequence[SoloAnswer]
+    mode: ServingMode,
+    model_dir: Path,
+    requests: Sequence[GenerationInput],
+    solo: Sequence[SoloAnswer],
+    *,
+    device: str,
 ) -> LoadedRun:
     (fleet,) = (fleet for fleet in FLEETS if fleet.mode is mode)
     with (
@@ -70,6 +86,7 @@ async def _run(
             Path(run_dir) / "run",
             requests,
             solo,
+            device=device,
             on_answer=lambda done: progress.show(done, f"{mode.value} under load"),
         )
 
