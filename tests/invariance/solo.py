@@ -75,7 +75,7 @@ def invariance_requests(count: int, *, seed: int = 0) -> list[GenerationInput]:
 
 
 def solo_answers(
-    model_dir: Path, requests: Sequence[GenerationInput], *, device: str, on_answer: Callable[[int], None]
+    model_dir: Path, requests: Sequence[GenerationInput], *, device: str = "cpu", on_answer: Callable[[int], None]
 ) -> list[SoloAnswer]:
     """One request after the other through the engine in this process; `on_answer` gets how many are done."""
     check = LocalCheck.load(model_dir, requests, device=device, dtype="auto")

@@ -21,7 +21,7 @@ async def test_answers_under_load_with_overflow_and_kills_are_the_solo_answers(t
     model_dir = tmp_path / "model"
     build_random_checkpoint(model_dir, chat=True)
     requests = invariance_requests(QUESTIONS)
-    solo = solo_answers(model_dir, requests, device="cpu", on_answer=lambda done: None)
+    solo = solo_answers(model_dir, requests, on_answer=lambda done: None)
     answered: list[int] = []
     run = await run_loaded(HYBRID, model_dir, tmp_path / "run", requests, solo, device="cpu", on_answer=answered.append)
     assert run.problems == ()
