@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import grpc
 import grpc.aio
 
 from common.cli.generation_output import BlockReport, GenerationOutput
@@ -14,7 +15,7 @@ from common.core.params import (
     RandomReveal,
     RevealStrategy,
 )
-from common.errors import InvalidPrompt, Reason, WireError
+from common.errors import ConfigError, InvalidPrompt, Reason, WireError
 from common.generation_input import MAX_INT64, GenerationInput
 from common.prompt import ChatMessage
 from common.rpc.channel import open_channel
@@ -52,7 +53,8 @@ async def generate_at(
 ) -> GenerationOutput:
     """Run `request` at the gateway `address` (host:port); `on_text` gets the text piece by piece.
 
-    Raises `WireError` when it fails; cancelling this cancels the request.
+    Raises `WireError` when it fails, `ConfigError` when it is no gateway that answers there; cancelling this cancels
+    the request.
     """
     async with open_channel(address) as channel:
         stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -62,6 +64,10 @@ async def generate_at(
             async for response in call:
                 answer.take(response)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise ConfigError(
+                    f"--address: what answers at {address} is no gateway; `sangam up` prints the gateway's address"
+                ) from None
             raise _explained(wire_error(error), address, begun=answer.begun) from None
         finally:
             call.cancel()

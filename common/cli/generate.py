@@ -24,13 +24,25 @@ from common.core.params import (
     RandomReveal,
     RevealStrategy,
 )
-from common.errors import ConfigError
+from common.errors import ConfigError, InvalidRequest
 from common.generation_input import GenerationInput
 from common.prompt import PromptFormat
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 ADDRESS_VARIABLE = "SANGAM_ADDRESS"
 _LOCAL_ONLY = ("model", "device", "dtype", "kv_pages")
+_FLAG_OF_FIELD = {
+    "prompt": "--prompt",
+    "token_ids": "--token-ids",
+    "max_tokens": "--max-tokens",
+    "block_length_tokens": "--block-length",
+    "confidence_threshold": "--threshold",
+    "confidence_quota": "--quota",
+    "confidence_dynamic": "--dynamic",
+    "temperature": "--temperature",
+    "seed": "--seed",
+}
+"""What to type differently, by the name that the API has for it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate and print; returns 0. Raises `SangamError` for anything that goes wrong."""
+    """Generate and print; returns 0. Raises `SangamError` for anything that goes wrong; a bad field by its flag."""
+    try:
+        return _run(args)
+    except InvalidRequest as error:
+        raise type(error)(_FLAG_OF_FIELD.get(error.field, error.field), error.problem) from None
+
+
+def _run(args: argparse.Namespace) -> int:
     wanted = input_of(args)
     wanted.check()
     if args.json:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+import grpc
 import grpc.aio
 
 from common.config_values import parse_addresses
-from common.errors import Reason, WireError
+from common.errors import ConfigError, Reason, WireError
 from common.rpc.channel import open_channel
 from common.rpc.status import wire_error
 from sangam.v1 import scheduler_pb2_grpc
@@ -29,7 +30,7 @@ _ASK_ANOTHER = (Reason.NOT_LEADER, Reason.PEER_LOST, Reason.SCHEDULER_UNAVAILABL
 async def ask_leader(schedulers: str, ask: Callable[[SchedulerServiceAsyncStub], Awaitable[T]]) -> T:
     """What `ask` makes of a stub of the scheduler that leads among `schedulers` (host:port, of several with commas).
 
-    Raises WireError: the leader's own, or that none of them leads.
+    Raises WireError: the leader's own, or that none of them leads; ConfigError when something else answers there.
     """
     addresses = parse_addresses(schedulers)
     give_up_s = asyncio.get_running_loop().time() + TIMEOUT_S
@@ -50,6 +51,9 @@ async def _ask(address: str, ask: Callable[[SchedulerServiceAsyncStub], Awaitabl
         try:
             return await ask(scheduler_pb2_grpc.SchedulerServiceStub(channel))
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                what = f"what answers at {address} is no scheduler; `sangam up` prints the scheduler's address"
+                raise ConfigError(f"--address: {what}") from None
             known = wire_error(error)
             if known.reason is not Reason.PEER_LOST:
                 raise known from None

@@ -165,22 +165,22 @@ async def test_a_failure_of_the_service_is_exit_code_1(generate, scheduler, caps
 
 
 USER_ERRORS = {
-    "empty prompt": (["--prompt", "", "--max-tokens", "4"], "prompt"),
-    "no ids": (["--token-ids", "", "--max-tokens", "4"], "token_ids"),
+    "empty prompt": (["--prompt", "", "--max-tokens", "4"], "--prompt: "),
+    "no ids": (["--token-ids", "", "--max-tokens", "4"], "--token-ids: "),
     "ids that are none": (["--token-ids", "1,x", "--max-tokens", "4"], "--token-ids"),
-    "id beyond the wire": (["--token-ids", str(2**70), "--max-tokens", "4"], "token_ids"),
-    "undecodable prompt": (["--prompt", "\udcff", "--max-tokens", "4"], "prompt"),
-    "max_tokens 0": (["--prompt", "a", "--max-tokens", "0"], "max_tokens"),
-    "max_tokens beyond the wire": (["--prompt", "a", "--max-tokens", str(2**70)], "max_tokens"),
+    "id beyond the wire": (["--token-ids", str(2**70), "--max-tokens", "4"], "--token-ids: "),
+    "undecodable prompt": (["--prompt", "\udcff", "--max-tokens", "4"], "--prompt: "),
+    "max_tokens 0": (["--prompt", "a", "--max-tokens", "0"], "--max-tokens: "),
+    "max_tokens beyond the wire": (["--prompt", "a", "--max-tokens", str(2**70)], "--max-tokens: "),
     "max_tokens no number": (["--prompt", "a", "--max-tokens", "many"], "--max-tokens"),
-    "block length 0": ([*PROMPT, "--block-length", "0"], "block_length_tokens"),
-    "NaN temperature": ([*PROMPT, "--temperature", "nan"], "temperature"),
-    "negative temperature": ([*PROMPT, "--temperature", "-1"], "temperature"),
-    "threshold": ([*PROMPT, "--threshold", "1.5"], "confidence_threshold"),
-    "quota": ([*PROMPT, "--quota", "0"], "confidence_quota"),
-    "dynamic": ([*PROMPT, "--dynamic", "inf"], "confidence_dynamic"),
-    "negative seed": ([*PROMPT, "--seed", "-1"], "seed"),
-    "seed of 65 bits": ([*PROMPT, "--seed", str(2**64)], "seed"),
+    "block length 0": ([*PROMPT, "--block-length", "0"], "--block-length: "),
+    "NaN temperature": ([*PROMPT, "--temperature", "nan"], "--temperature: "),
+    "negative temperature": ([*PROMPT, "--temperature", "-1"], "--temperature: "),
+    "threshold": ([*PROMPT, "--threshold", "1.5"], "--threshold: "),
+    "quota": ([*PROMPT, "--quota", "0"], "--quota: "),
+    "dynamic": ([*PROMPT, "--dynamic", "inf"], "--dynamic: "),
+    "negative seed": ([*PROMPT, "--seed", "-1"], "--seed: "),
+    "seed of 65 bits": ([*PROMPT, "--seed", str(2**64)], "--seed: "),
     "two strategies": ([*PROMPT, "--quota", "1", "--random"], "--random"),
     "two prompts": ([*PROMPT, "--token-ids", "1"], "--token-ids"),
     "no prompt": (["--max-tokens", "4"], "--prompt"),
@@ -209,9 +209,9 @@ def test_a_users_mistake_is_one_line_that_names_it_and_exit_code_2(flags, named,
 
 async def test_what_only_the_gateway_can_judge_is_exit_code_2_too(generate, scheduler, capsys):
     assert await generate("--token-ids", "1,258", "--max-tokens", "4") == 2
-    assert capsys.readouterr().err.startswith("sangam generate: error: token_ids: ")
+    assert capsys.readouterr().err.startswith("sangam generate: error: --token-ids: ")
     assert await generate("--prompt", "a", "--max-tokens", "4000") == 2
-    assert capsys.readouterr().err.startswith("sangam generate: error: max_tokens: ")
+    assert capsys.readouterr().err.startswith("sangam generate: error: --max-tokens: ")
     assert scheduler.requests == []
 
 
@@ -219,6 +219,19 @@ def test_no_gateway_says_what_to_do(capsys):
     assert main(["generate", *PROMPT, "--address", "127.0.0.1:1"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("sangam generate: error: no gateway answers at 127.0.0.1:1") and "sangam up" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["generate", *PROMPT], "no gateway"), (["status"], "no scheduler"), (["drain", "decode-0"], "no scheduler")],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+async def test_another_service_at_that_address_is_the_users_mistake(gateway, scheduler, capsys, words, expected):
+    address = scheduler.address if words[0] == "generate" else gateway.address
+    assert await asyncio.to_thread(main, [*words, "--address", address]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"sangam {words[0]}: error: --address: what answers at {address} is {expected}")
+    assert err.count("\n") == 1
 
 
 async def test_ctrl_c_cancels_the_request_without_a_traceback(gateway, scheduler):

@@ -85,16 +85,16 @@ def test_golden_runs_through_the_command_line(folder, gen_length, run, capsys):
 def test_a_model_without_a_tokenizer_refuses_text_by_name(capsys):
     flags = ["--model", str(GOLDEN / "llada-gqa"), "--prompt", "a", "--max-tokens", "4"]
     assert main(["generate", "--local", *flags]) == 2
-    assert capsys.readouterr().err.startswith("sangam generate: error: prompt: ")
+    assert capsys.readouterr().err.startswith("sangam generate: error: --prompt: ")
 
 
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--token-ids", "1,258"], "token_ids"),
-        (["--token-ids", "1,9999"], "token_ids"),
-        (["--prompt", "a", "--max-tokens", "2048"], "max_tokens"),
-        (["--prompt", "a", "--kv-pages", "1"], "max_tokens"),
+        (["--token-ids", "1,258"], "--token-ids: "),
+        (["--token-ids", "1,9999"], "--token-ids: "),
+        (["--prompt", "a", "--max-tokens", "2048"], "--max-tokens: "),
+        (["--prompt", "a", "--kv-pages", "1"], "--max-tokens: "),
         (["--prompt", "a", "--device", "abacus"], "device"),
     ],
     ids=["mask id", "vocabulary", "canvas", "pages", "device"],
