@@ -59,6 +59,25 @@ class GatewayConfig(ServiceConfig):
     default_deadline_s: float = field(
         default=0.0, metadata=about("deadline of a request whose client sets none, in seconds (0: none)", minimum=0)
     )
+    request_ttl_s: float = field(
+        default=defaults.DEFAULT_REQUEST_TTL_S,
+        metadata=about("how long a finished request can be had again by its request_id, in seconds", minimum=0),
+    )
+    max_kept_requests: int = field(
+        default=defaults.DEFAULT_MAX_KEPT_REQUESTS,
+        metadata=about("finished requests kept for that; the oldest go first", minimum=0),
+    )
+    max_kept_bytes: int = field(
+        default=defaults.DEFAULT_MAX_KEPT_BYTES,
+        metadata=about("memory that they may take, in bytes, about", minimum=0),
+    )
+    max_detach_grace_s: float = field(
+        default=defaults.DEFAULT_MAX_DETACH_GRACE_S,
+        metadata=about(
+            "longest time that a request goes on for a client whose call broke and who asked for it, in seconds",
+            minimum=0,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,18 @@ DEFAULT_MAX_INFLIGHT_REQUESTS = 4096
 DEFAULT_MAX_INFLIGHT_TOKENS = 8_388_608
 """Canvas tokens a gateway admits at once."""
 
+DEFAULT_REQUEST_TTL_S = 300.0
+"""How long a gateway keeps a finished request for clients that come back for it."""
+
+DEFAULT_MAX_KEPT_REQUESTS = 10_000
+"""Finished requests that a gateway keeps."""
+
+DEFAULT_MAX_KEPT_BYTES = 134_217_728
+"""Memory that they may take."""
+
+DEFAULT_MAX_DETACH_GRACE_S = 60.0
+"""Longest time that a request goes on while none of its clients is there."""
+
 DEFAULT_HEARTBEAT_TIMEOUT_S = 3.0
 """Longest silence of a worker before its life counts as over."""
 

@@ -56,7 +56,7 @@ class Admission:
         return self._tokens
 
     def unowned(self) -> list[Unowned]:
-        """Places whose request's call has ended."""
+        """Places of requests that nobody waits for."""
         over = [request_id for request_id, is_over in self._is_over.items() if is_over()]
         return [Unowned(holding=Holding.REQUESTS, name=f"the place of {request_id}") for request_id in over]
 
@@ -66,17 +66,11 @@ class Admission:
     ) -> Iterator[Place]:
         """Hold a place while the request lives; `canvas_tokens` may be a lower bound, until `Place.resize`.
 
-        `is_over` says whether the request's call has ended: a place that outlives it is held for nobody.
+        `is_over` says whether nobody waits for the request any more: a place that outlives that is held for nobody.
 
-        Raises `WireError` DUPLICATE_REQUEST_ID when a live request has that id, QUEUE_FULL (with `retry_after_s`) when
-        it does not fit.
+        Raises `WireError` QUEUE_FULL (with `retry_after_s`) when it does not fit.
         """
-        if request_id in self._live:
-            raise WireError(
-                Reason.DUPLICATE_REQUEST_ID,
-                f"request_id: {request_id!r} belongs to a request that is still running",
-                metadata={"field": "request_id"},
-            )
+        assert request_id not in self._live, f"{request_id!r} has a place already"
         shortage = self._shortage(canvas_tokens)
         if shortage > 0:
             raise self._queue_full(shortage)

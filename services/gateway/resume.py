@@ -124,22 +124,19 @@ class ResumingSchedule:
                 if await self._recover(error):
                     return
             except WireError as error:
-                if not self._is_own_ghost(error):
+                # Its own ghost: a former call, of this gateway or of one that died, which the scheduler has not yet
+                # seen break. A request of that id that another gateway runs looks the same, for a few seconds.
+                if error.reason is not Reason.DUPLICATE_REQUEST_ID:
                     raise
                 await self._recover(error)
             spec = self._progress.spec_to_resume()
-
-    def _is_own_ghost(self, error: WireError) -> bool:
-        """A resumed request can meet its own former call, which the scheduler has not yet seen break."""
-        return error.reason is Reason.DUPLICATE_REQUEST_ID and self._fruitless > 0
 
     async def _recover(self, error: WireError) -> bool:
         """Wait until asking again makes sense. True when nothing is left to ask; raises `error` when it never will."""
         brought_tokens = self._progress.call_broken()
         if self._progress.complete:
             return True
-        # 1, not 0, after a fruitful call: the next one may still meet its own ghost.
-        self._fruitless = 1 if brought_tokens else self._fruitless + 1
+        self._fruitless = 0 if brought_tokens else self._fruitless + 1
         if self._fruitless > self._policy.max_fruitless_calls:
             raise error
         if brought_tokens:

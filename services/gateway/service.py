@@ -15,7 +15,9 @@ from common.rpc.service import write_ready_file
 from common.text_codec import IdsOnly, load_text_codec
 from sangam.v1 import inference_pb2_grpc
 from services.gateway.admission import Admission
+from services.gateway.kept_requests import KeptRequests
 from services.gateway.measures import sample_forever
+from services.gateway.request_directory import RequestDirectory
 from services.gateway.resume import ResumePolicy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer import InferenceServicer
@@ -38,22 +40,31 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     if isinstance(text, IdsOnly):
         _log.warning("%s has no tokenizer: prompts must be token ids, answers have no text", config.model_dir)
     clock = MonotonicClock()
+    work = TextWork(text)
+    kept = KeptRequests(
+        ttl_s=config.request_ttl_s,
+        max_requests=config.max_kept_requests,
+        max_bytes=config.max_kept_bytes,
+        clock=clock,
+    )
+    directory = RequestDirectory(kept=kept, new_text=work.stream, clock=clock)
     schedulers = SchedulerClient(parse_addresses(config.scheduler_address))
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks, directory as requests:
         following = tasks.create_task(schedulers.run())
         admission = Admission(
             max_requests=config.max_inflight_requests, max_tokens=config.max_inflight_tokens, clock=clock
         )
         watch = LeakWatch(clock=clock, unowned=admission.unowned)
         background = [tasks.create_task(part) for part in (watch.run(), sample_forever(admission, clock))]
-        work = TextWork(text)
         servicer = InferenceServicer(
             model=model,
             text=work,
             scheduler=schedulers,
             admission=admission,
+            requests=requests,
             clock=clock,
             default_deadline_s=config.default_deadline_s,
+            max_detach_grace_s=config.max_detach_grace_s,
             resume=ResumePolicy(),
         )
         server = RpcServer(service_names=[SERVICE_NAME])

@@ -1,8 +1,8 @@
-"""InferenceService: Generate, GetModel, Tokenize."""
+"""InferenceService: Generate, Cancel, GetModel, Tokenize."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import functools
 from contextlib import aclosing
 from typing import Any
 
@@ -17,18 +17,24 @@ from common.model_config import ModelConfig
 from common.rpc.deadline import child_timeout_s
 from sangam.v1 import inference_pb2, inference_pb2_grpc
 from services.gateway.admission import Admission
+from services.gateway.live_request import Work
 from services.gateway.progress import RequestProgress
+from services.gateway.request_body import RequestBody
+from services.gateway.request_directory import RequestDirectory
 from services.gateway.resume import Deadline, ResumePolicy, ResumingSchedule, Scheduler
 from services.gateway.stream import ResponseStream
 from services.gateway.text_work import TextWork
-from services.gateway.validation import check_vocabulary, input_of, request_id_of, tenant_of
+from services.gateway.transcript import Responses, Transcript
+from services.gateway.validation import check_request_id, check_vocabulary, input_of, request_id_of, tenant_of, view_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Responses = AsyncGenerator[inference_pb2.GenerateResponse, None]
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Serves one model. `default_deadline_s` applies to clients that set none; 0 means none."""
+    """Serves one model. `default_deadline_s` applies to clients that set none; 0 means none.
+
+    A request outlives a call that ends by at most `max_detach_grace_s`.
+    """
 
     def __init__(
         self,
@@ -37,43 +43,40 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         text: TextWork,
         scheduler: Scheduler,
         admission: Admission,
+        requests: RequestDirectory,
         clock: Clock,
         default_deadline_s: float,
+        max_detach_grace_s: float,
         resume: ResumePolicy,
     ) -> None:
         self._model = model
         self._text = text
         self._scheduler = scheduler
         self._admission = admission
+        self._requests = requests
         self._clock = clock
         self._default_deadline_s = default_deadline_s
+        self._max_detach_grace_s = max_detach_grace_s
         self._resume = resume
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Responses:
-        """Stream one request's text as it commits. Refusals come before any compute; see `services.gateway.resume`."""
-        deadline = self._deadline_of(context)
-        request_id, tenant, wanted = request_id_of(request), tenant_of(request), input_of(request)
-        # A place first: what waits to be tokenized counts, and what can be known not to fit never gets that far.
-        fewest_tokens = self._text.fewest_prompt_tokens(wanted)
-        wanted.check_length(fewest_tokens, self._model)
-        canvas_tokens = wanted.canvas_tokens(fewest_tokens)
-        with self._admission.admit(request_id, canvas_tokens, is_over=context.done) as place:
-            spec = await self._spec_of(wanted, request_id=request_id, tenant=tenant, priority=request.priority)
-            place.resize(spec.canvas_tokens)
-            progress = RequestProgress(spec=spec, eos_token_id=self._model.eos_token_id, text=self._text.stream())
-            schedule = ResumingSchedule(
-                scheduler=self._scheduler,
-                progress=progress,
-                deadline=deadline,
-                policy=self._resume,
-                clock=self._clock,
-            )
-            responses = ResponseStream(progress=progress, clock=self._clock, include_revealed=request.include_revealed)
-            async with aclosing(schedule.events()) as events:
-                async for message in events:
-                    for response in responses.on_message(message):
-                        yield response
-            yield responses.finished()
+        """Stream one request's text as it commits; begins the request unless its id is known.
+
+        Refusals come before any compute; see `services.gateway.request_directory` and `services.gateway.resume`.
+        """
+        request_id = request_id_of(request)
+        view = view_of(request, max_detach_grace_s=self._max_detach_grace_s)
+        responses = self._requests.watch(
+            request_id, RequestBody.of(request), view, begin=lambda: self._work_of(request, request_id, context)
+        )
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelResponse:
+        """End a running request; everything it held at the gateway is given back before the answer."""
+        check_request_id(request.request_id)
+        return inference_pb2.CancelResponse(was_running=await self._requests.cancel(request.request_id))
 
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Context
@@ -105,6 +108,35 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 return inference_pb2.TokenizeResponse(token_ids=token_ids, text=await self._text.decode(token_ids))
             case _:
                 raise InvalidRequest("input", "is missing: give text or token ids")
+
+    def _work_of(self, request: inference_pb2.GenerateRequest, request_id: str, context: Context) -> Work:
+        """How to run a request that is new. Raises `InvalidRequest` for what can be judged at once."""
+        deadline, tenant, wanted = self._deadline_of(context), tenant_of(request), input_of(request)
+        fewest_tokens = self._text.fewest_prompt_tokens(wanted)
+        wanted.check_length(fewest_tokens, self._model)
+
+        async def work(transcript: Transcript) -> None:
+            # A place first: what waits to be tokenized counts.
+            unwanted = functools.partial(self._requests.is_unwanted, request_id)
+            with self._admission.admit(request_id, wanted.canvas_tokens(fewest_tokens), is_over=unwanted) as place:
+                spec = await self._spec_of(wanted, request_id=request_id, tenant=tenant, priority=request.priority)
+                place.resize(spec.canvas_tokens)
+                await self._run(spec, deadline, transcript)
+
+        return work
+
+    async def _run(self, spec: RequestSpec, deadline: Deadline, transcript: Transcript) -> None:
+        """Run a request at the scheduler; what there is to see goes to its transcript."""
+        progress = RequestProgress(spec=spec, eos_token_id=self._model.eos_token_id, text=self._text.stream())
+        schedule = ResumingSchedule(
+            scheduler=self._scheduler, progress=progress, deadline=deadline, policy=self._resume, clock=self._clock
+        )
+        responses = ResponseStream(progress=progress, clock=self._clock)
+        async with aclosing(schedule.events()) as events:
+            async for message in events:
+                for response in responses.on_message(message, with_revealed=transcript.wants_revealed):
+                    transcript.add(response)
+        transcript.add(responses.finished())
 
     def _deadline_of(self, context: Context) -> Deadline:
         remaining_s = child_timeout_s(context)

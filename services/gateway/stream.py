@@ -15,20 +15,21 @@ from services.gateway.progress import RequestProgress
 
 
 class ResponseStream:
-    """Builds the responses of one Generate call; admission is the moment of its making."""
+    """Builds the responses that one request has for its clients; admission is the moment of its making."""
 
-    def __init__(self, *, progress: RequestProgress, clock: Clock, include_revealed: bool) -> None:
+    def __init__(self, *, progress: RequestProgress, clock: Clock) -> None:
         self._progress = progress
         self._clock = clock
-        self._include_revealed = include_revealed
         self._admitted_at_s = clock.now()
         self._first_commit_s = 0.0
         self._accepted = False
 
-    def on_message(self, message: scheduler_pb2.ScheduleResponse) -> Iterator[inference_pb2.GenerateResponse]:
-        """What the client gets for one message: its committed runs follow each other, and go out as one.
+    def on_message(
+        self, message: scheduler_pb2.ScheduleResponse, *, with_revealed: bool
+    ) -> Iterator[inference_pb2.GenerateResponse]:
+        """What clients get for one message: its committed runs follow each other, and go out as one.
 
-        A resumed call's `queued` gives nothing.
+        A resumed call's `queued` gives nothing. `with_revealed`: provisional tokens too.
         """
         committed: list[CommittedText] = []
         for event in message.events:
@@ -37,7 +38,7 @@ class ResponseStream:
                     self._accepted = True
                     yield self._accepted_response()
                 case "step":
-                    yield from self._on_step(event.step, committed)
+                    yield from self._on_step(event.step, committed, with_revealed=with_revealed)
                 case "block_committed":
                     self._progress.block_committed(event.block_committed)
         if committed:
@@ -73,12 +74,12 @@ class ResponseStream:
         return inference_pb2.GenerateResponse(accepted=accepted)
 
     def _on_step(
-        self, step: scheduler_pb2.ScheduleStep, committed: list[CommittedText]
+        self, step: scheduler_pb2.ScheduleStep, committed: list[CommittedText], *, with_revealed: bool
     ) -> Iterator[inference_pb2.GenerateResponse]:
         """Take one step: provisional tokens are given out, what it commits is added to `committed`."""
         delta = step_delta_from_proto(step.delta)
         text, reveal = self._progress.step(step.block, delta)
-        if self._include_revealed and reveal.provisional:
+        if with_revealed and reveal.provisional:
             yield _revealed_response(delta, reveal)
         if text is not None:
             if text.run.from_position == 0:

@@ -13,6 +13,7 @@ from common.model_config import ModelConfig
 from common.prompt import ChatMessage
 from common.rpc.convert import cache_mode_from_proto, prompt_format_from_proto, reveal_strategy_from_proto
 from sangam.v1 import inference_pb2, types_pb2
+from services.gateway.transcript import View
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _ID_BYTES = 16
@@ -23,11 +24,27 @@ def request_id_of(request: inference_pb2.GenerateRequest) -> str:
     """The client's id, or a fresh one that nobody can guess (128 random bits). Raises `InvalidRequest`."""
     if not request.request_id:
         return f"gen-{secrets.token_hex(_ID_BYTES)}"
-    if not _REQUEST_ID.fullmatch(request.request_id):
+    check_request_id(request.request_id)
+    return request.request_id
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise `InvalidRequest` unless a client may call a request so."""
+    if not _REQUEST_ID.fullmatch(request_id):
         raise InvalidRequest(
             "request_id", "must be 1 to 128 letters, digits or . _ : - and begin with a letter or digit"
         )
-    return request.request_id
+
+
+def view_of(request: inference_pb2.GenerateRequest, *, max_detach_grace_s: float) -> View:
+    """What this call wants to see of its request; the grace is cut to the server's limit. Raises `InvalidRequest`."""
+    if request.from_position > max(0, request.max_tokens):
+        raise InvalidRequest("from_position", f"must be 0 to max_tokens ({request.max_tokens})")
+    return View(
+        from_position=request.from_position,
+        include_revealed=request.include_revealed,
+        detach_grace_s=min(request.detach_grace_ms / 1000, max_detach_grace_s),
+    )
 
 
 def tenant_of(request: inference_pb2.GenerateRequest) -> str:

@@ -82,13 +82,18 @@ class Client:
 
     async def generate(self, timeout_s: float | None = 10.0, **fields: Any) -> Reading:
         """Run one request to its end, however it ends."""
-        reading = Reading()
-        try:
-            async for response in self.stub.Generate(generate_request(**fields), timeout=timeout_s):
-                reading.responses.append(response)
-        except grpc.aio.AioRpcError as error:
-            reading.error, reading.code = wire_error(error), error.code()
-        return reading
+        return await read_on(self.stub.Generate(generate_request(**fields), timeout=timeout_s))
+
+
+async def read_on(call: Any) -> Reading:
+    """The rest of a Generate call, however it ends."""
+    reading = Reading()
+    try:
+        async for response in call:
+            reading.responses.append(response)
+    except grpc.aio.AioRpcError as error:
+        reading.error, reading.code = wire_error(error), error.code()
+    return reading
 
 
 def generate_request(**fields: Any) -> inference_pb2.GenerateRequest:

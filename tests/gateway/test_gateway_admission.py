@@ -34,18 +34,6 @@ async def test_a_full_gateway_refuses_with_a_time_to_come_back(start_gateway, sc
         assert len(scheduler.requests) == 1
 
 
-async def test_the_id_of_a_live_request_is_refused_and_the_live_one_undisturbed(client, scheduler):
-    scheduler.script(HANGING)
-    call = client.stub.Generate(generate_request(request_id="twice"), timeout=20)
-    await take(call, "accepted")
-    refused = await client.generate(request_id="twice")
-    assert refused.code is grpc.StatusCode.ALREADY_EXISTS
-    assert refused.error is not None and refused.error.reason is Reason.DUPLICATE_REQUEST_ID
-    assert len(scheduler.requests) == 1
-    assert not call.done()
-    call.cancel()
-
-
 async def test_a_request_larger_than_the_limit_runs_alone(start_gateway, scheduler):
     scheduler.script(WHOLE)
     async with start_gateway(max_inflight_tokens=1) as client:

@@ -132,7 +132,6 @@ async def test_a_resumed_call_outlasts_the_ghost_of_its_former_one(client, sched
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (WireError(Reason.DUPLICATE_REQUEST_ID, "a live request has that id"), grpc.StatusCode.ALREADY_EXISTS),
         (WireError(Reason.QUEUE_FULL, "full", retry_after_s=2.0), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (WireError(Reason.ATTEMPTS_EXHAUSTED, "8 attempts"), grpc.StatusCode.ABORTED),
         (ValueError("a bug"), grpc.StatusCode.INTERNAL),
@@ -149,18 +148,27 @@ async def test_a_verdict_is_passed_on_and_not_retried(client, scheduler, error, 
         assert (reading.error.reason, reading.error.retry_after_s) == (error.reason, error.retry_after_s)
 
 
-class BrokenScheduler:
-    """Breaks every call; healthy or not as told."""
+async def test_a_request_of_a_restarted_gateway_outlasts_the_ghost_of_its_predecessors_call(client, scheduler):
+    ghost = WireError(Reason.DUPLICATE_REQUEST_ID, "still running")
+    scheduler.script(
+        play_then_raise(ghost), play_then_raise(ghost), play(*FIRST, step(1, 0, {5: 102, 7: 104}), finished())
+    )
+    assert (await client.generate(max_tokens=8)).text == "abcdefgh"
 
-    def __init__(self, clock: ManualClock, *, healthy: bool) -> None:
+
+class BrokenScheduler:
+    """Breaks every call, or raises `error`; healthy or not as told."""
+
+    def __init__(self, clock: ManualClock, *, healthy: bool, error: WireError | None = None) -> None:
         self.clock = clock
+        self.error = error or ScheduleBroken("gone")
         self.healthy = healthy
         self.calls = 0
         self.waits_s: list[float] = []
 
     async def schedule(self, spec, *, timeout_s):
         self.calls += 1
-        raise ScheduleBroken("gone")
+        raise self.error
         yield
 
     async def wait_until_serving(self, *, timeout_s):
@@ -220,6 +228,14 @@ async def test_a_scheduler_that_breaks_every_call_ends_the_request_after_the_all
     assert error.reason is Reason.SCHEDULER_UNAVAILABLE
     assert scheduler.calls == 4
     assert scheduler.clock.now() == 1.0 + 2.0 + 2.0
+
+
+async def test_an_id_that_stays_taken_is_refused_in_the_end():
+    taken = WireError(Reason.DUPLICATE_REQUEST_ID, "a live request has that id")
+    scheduler = BrokenScheduler(EagerClock(), healthy=True, error=taken)
+    error = await failure_of(resuming(scheduler, remaining_s=None, policy=ResumePolicy(max_fruitless_calls=3)))
+    assert error is taken
+    assert scheduler.calls == 4
 
 
 async def test_an_outage_longer_than_allowed_ends_the_request():

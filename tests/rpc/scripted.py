@@ -30,6 +30,9 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request, context):
         return inference_pb2.TokenizeResponse(text=request.text)
 
+    async def Cancel(self, request, context):
+        raise AssertionError("nothing is cancelled here")
+
     async def Generate(self, request, context):
         self.streams_open += 1
         try:

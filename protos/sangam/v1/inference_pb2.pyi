@@ -38,7 +38,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "chat", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "tenant", "priority", "include_revealed", "prompt_format")
+    __slots__ = ("request_id", "text", "token_ids", "chat", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "tenant", "priority", "include_revealed", "prompt_format", "from_position", "detach_grace_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,8 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_REVEALED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
+    DETACH_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -65,7 +67,9 @@ class GenerateRequest(_message.Message):
     priority: int
     include_revealed: bool
     prompt_format: PromptFormat
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., include_revealed: _Optional[bool] = ..., prompt_format: _Optional[_Union[PromptFormat, str]] = ...) -> None: ...
+    from_position: int
+    detach_grace_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., include_revealed: _Optional[bool] = ..., prompt_format: _Optional[_Union[PromptFormat, str]] = ..., from_position: _Optional[int] = ..., detach_grace_ms: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("accepted", "committed", "revealed", "finished")
@@ -80,16 +84,18 @@ class GenerateResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., revealed: _Optional[_Union[Revealed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "prompt_tokens", "canvas_tokens", "seed")
+    __slots__ = ("request_id", "prompt_tokens", "canvas_tokens", "seed", "detach_grace_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CANVAS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    DETACH_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_tokens: int
     canvas_tokens: int
     seed: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., canvas_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+    detach_grace_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., canvas_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., detach_grace_ms: _Optional[int] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("from_position", "token_ids", "text")
@@ -140,6 +146,18 @@ class Usage(_message.Message):
     time_to_first_commit_s: float
     total_s: float
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_forwards: _Optional[int] = ..., decode_forwards: _Optional[int] = ..., attempts: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., time_to_first_commit_s: _Optional[float] = ..., total_s: _Optional[float] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ("was_running",)
+    WAS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    was_running: bool
+    def __init__(self, was_running: _Optional[bool] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()

@@ -40,6 +40,11 @@ class InferenceServiceStub:
                 request_serializer=sangam_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=sangam_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/sangam.v1.InferenceService/Cancel',
+                request_serializer=sangam_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
+                response_deserializer=sangam_dot_v1_dot_inference__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/sangam.v1.InferenceService/GetModel',
                 request_serializer=sangam_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
@@ -57,7 +62,15 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate text for one prompt; events stream as tokens commit.
+        """Generate text for one prompt; events stream as tokens commit. With the id of a request that runs, or that finished
+        not long ago, the call attaches to it; every field that says what to generate must be the same (ALREADY_EXISTS).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """End a running request now, whoever watches it; idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +97,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=sangam_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=sangam_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=sangam_dot_v1_dot_inference__pb2.CancelRequest.FromString,
+                    response_serializer=sangam_dot_v1_dot_inference__pb2.CancelResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -124,6 +142,33 @@ class InferenceService:
             '/sangam.v1.InferenceService/Generate',
             sangam_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             sangam_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sangam.v1.InferenceService/Cancel',
+            sangam_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
+            sangam_dot_v1_dot_inference__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

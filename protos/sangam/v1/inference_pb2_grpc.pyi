@@ -34,7 +34,11 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Generate text for one prompt; events stream as tokens commit."""
+    """Generate text for one prompt; events stream as tokens commit. With the id of a request that runs, or that finished
+    not long ago, the call attaches to it; every field that says what to generate must be the same (ALREADY_EXISTS).
+    """
+    Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
+    """End a running request now, whoever watches it; idempotent."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
     """Describe the served model."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -46,7 +50,11 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generate text for one prompt; events stream as tokens commit."""
+    """Generate text for one prompt; events stream as tokens commit. With the id of a request that runs, or that finished
+    not long ago, the call attaches to it; every field that says what to generate must be the same (ALREADY_EXISTS).
+    """
+    Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
+    """End a running request now, whoever watches it; idempotent."""
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describe the served model."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -61,7 +69,17 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Generate text for one prompt; events stream as tokens commit."""
+        """Generate text for one prompt; events stream as tokens commit. With the id of a request that runs, or that finished
+        not long ago, the call attaches to it; every field that says what to generate must be the same (ALREADY_EXISTS).
+        """
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _inference_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.CancelResponse, _abc.Awaitable[_inference_pb2.CancelResponse]]:
+        """End a running request now, whoever watches it; idempotent."""
 
     @_abc_1.abstractmethod
     def GetModel(
