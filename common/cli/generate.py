@@ -30,6 +30,7 @@ from common.prompt import PromptFormat
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 ADDRESS_VARIABLE = "SANGAM_ADDRESS"
+DEFAULT_MAX_TOKENS = 64
 _LOCAL_ONLY = ("model", "device", "dtype", "kv_pages")
 _FLAG_OF_FIELD = {
     "prompt": "--prompt",
@@ -124,7 +125,13 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="give the model the prompt as it is, not as a turn of its chat template"
     )
-    parser.add_argument("--max-tokens", metavar="N", type=int, required=True, help="most tokens to generate")
+    parser.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        default=DEFAULT_MAX_TOKENS,
+        help="most tokens to generate (default %(default)s)",
+    )
     parser.add_argument(
         "--block-length",
         metavar="N",

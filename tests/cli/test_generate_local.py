@@ -58,6 +58,9 @@ def test_a_prompt_is_a_turn_of_the_models_chat_template_unless_raw(tmp_path, cap
     ids = ",".join(map(str, [260, *b"Hello", 261]))
     same = report_of(capsys, "--model", str(tmp_path / "chat"), "--token-ids", ids, "--max-tokens", "8")
     assert same["token_ids"] == turn["token_ids"]
+    assert (
+        len(report_of(capsys, "--model", str(tmp_path / "chat"), "--prompt", "Hi", "--ignore-eos")["token_ids"]) == 64
+    )
 
 
 def golden_runs() -> Iterator[Any]:
