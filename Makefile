@@ -7,11 +7,13 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constr
 KV_TRANSPORT ?=
 # What `make chaos` does, and when
 SEED ?= 1
+# How long `make soak` takes
+MINUTES ?= 15
 # Options for pytest, e.g. make test ARGS='-k golden -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: chaos compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-kv clean
+.PHONY: chaos soak compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-kv clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -76,6 +78,9 @@ compose-test: $(VENV)/.installed-runtime ## Build the images, run the stack on a
 
 chaos: $(VENV)/.installed-runtime ## Kill, pause and cut off services under load; every answer must be its own (SEED=; 10 minutes at most).
 	@$(BIN)/python -m tests.chaos.proof --seed $(SEED)
+
+soak: $(VENV)/.installed-runtime ## A cluster at 70 % of its capacity for MINUTES=: errors, memory of each process minute by minute.
+	@$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
 
 bench-overhead: $(VENV)/.installed-runtime ## What the services add to a request, side by side with the bare engine.
 	@$(BIN)/sangam bench-overhead

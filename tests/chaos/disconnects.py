@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from common.cli.cluster import Cluster
 from common.cli.gateway_client import request_of
+from common.cli.table import render_table
 from common.generation_input import GenerationInput
 from common.rpc.channel import open_channel
 from sangam.v1 import inference_pb2_grpc
 from tests.chaos.settling import Leaks, settle
 from tests.chaos.watched_request import WatchedRequest
+from tests.invariance.solo import SoloAnswer
 
 AT_ONCE = 10
 """Clients at the same time."""
@@ -54,6 +56,24 @@ async def disconnect_storm(
         after=tuple(requests),
         leaks=await settle(cluster),
     )
+
+
+def problems(result: DisconnectResult, solo: Sequence[SoloAnswer]) -> list[str]:
+    """A line for each broken promise: `solo` are the right answers to the requests that came after."""
+    lines = [line for request, right in zip(result.after, solo, strict=True) for line in request.differences(right)]
+    return [*lines, *([f"left over after the disconnects: {result.leaks}"] if result.leaks.total else [])]
+
+
+def render(result: DisconnectResult) -> str:
+    """In a table."""
+    gone = ", ".join(f"{count} after {phase}" for phase, count in sorted(result.left_at.items()))
+    finished = sum(request.finished is not None for request in result.after)
+    facts = [
+        ("clients that went away", gone),
+        ("requests afterwards that finished", f"{finished} of {len(result.after)}"),
+        ("leaked pages, leases, requests", f"{result.leaks.pages}, {result.leaks.leases}, {result.leaks.requests}"),
+    ]
+    return render_table(("what", "seen"), facts)
 
 
 _PHASES = ("nothing", "accepted", "committed")

@@ -1,29 +1,33 @@
-"""`make chaos`: a storm from a seed, its table, and exit code 1 when a promise was broken.
+"""`make chaos`: a storm, then clients that go away; their tables, and exit code 1 when a promise was broken.
 
-Everything random comes from the seed; when what happens falls on is up to the machine, so a run is repeated in kind,
-not to the letter. What the cores did is, by `sangam replay`: a run with problems leaves its stories and logs behind.
+Everything random comes from the seed; what it falls on is up to the machine, so a run is repeated in kind, not to the
+letter. What the cores did is, by `sangam replay`: a run with problems leaves its stories and logs behind.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from common.generation_input import GenerationInput
 from common.random_checkpoint import build_random_checkpoint
+from tests.chaos import disconnects, report
+from tests.chaos.disconnects import DisconnectResult, disconnect_storm
 from tests.chaos.faults import Mischief
-from tests.chaos.report import late, render
+from tests.chaos.progress import conclude, say
 from tests.chaos.requests import mixed_requests
-from tests.chaos.storm import StormPlan, storm
-from tests.chaos.wired_cluster import Fleet
-from tests.invariance.solo import solo_answers
+from tests.chaos.storm import StormPlan, StormResult, storm
+from tests.chaos.wired_cluster import Fleet, wired_cluster
+from tests.invariance.solo import SoloAnswer, solo_answers
 
 KINDS = ("scheduler", "prefill", "decode", "kv_store")
 LONGEST_TOKENS = 448
+REQUESTS_AFTER = 20
+"""Asked after the disconnects; the first of the storm's requests."""
 
 
 def main() -> int:
@@ -32,37 +36,43 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="sangam-chaos-"))
     build_random_checkpoint(folder / "model")
     requests = mixed_requests(args.requests, seed=args.seed, longest_tokens=LONGEST_TOKENS)
-    _say(f"seed {args.seed}: {len(requests)} requests, each by itself first")
+    say(f"seed {args.seed}: {len(requests)} requests, each by itself first")
     solo = solo_answers(folder / "model", requests, on_answer=_tell_alone)
+    stormed = _storm(args, folder, requests, solo)
+    print(report.render(stormed), flush=True)
+    left = _disconnects(args, folder, requests[:REQUESTS_AFTER])
+    print(f"\n{disconnects.render(left)}", flush=True)
+    broken = [*stormed.problems, *report.late(stormed), *disconnects.problems(left, solo[:REQUESTS_AFTER])]
+    return conclude(broken, folder, again=f"make chaos SEED={args.seed}")
+
+
+def _storm(
+    args: argparse.Namespace, folder: Path, requests: Sequence[GenerationInput], solo: Sequence[SoloAnswer]
+) -> StormResult:
     plan = StormPlan(
         fleet=Fleet(schedulers=2, prefill_workers=2, decode_workers=2, wired=("prefill-0", "decode-1")),
         mischief=Mischief(kinds=KINDS, kill_every_s=args.kill_every_s),
         clients=args.clients,
         seed=args.seed,
     )
-    result = asyncio.run(storm(plan, folder / "model", folder / "run", requests, solo, say=_say))
-    print(render(result))
-    broken = [*result.problems, *late(result)]
-    for line in broken:
-        print(f"BROKEN: {line}")
-    if broken:
-        print(f"logs and stories: {folder / 'run'}; the same again: make chaos SEED={args.seed}")
-        return 1
-    shutil.rmtree(folder)
-    print("every promise was kept")
-    return 0
+    return asyncio.run(storm(plan, folder / "model", folder / "run" / "storm", requests, solo, say=say))
 
 
-_STARTED_S = time.monotonic()
+def _disconnects(args: argparse.Namespace, folder: Path, after: Sequence[GenerationInput]) -> DisconnectResult:
+    fleet = Fleet(schedulers=1, prefill_workers=1, decode_workers=1, wired=())
+    leaving = mixed_requests(args.disconnects, seed=args.seed + 1, longest_tokens=LONGEST_TOKENS)
 
+    async def run() -> DisconnectResult:
+        async with wired_cluster(fleet, folder / "model", folder / "run" / "disconnects", say=say) as wired:
+            say(f"{len(leaving)} clients come and go away")
+            return await disconnect_storm(wired.cluster, leaving, after, seed=args.seed)
 
-def _say(line: str) -> None:
-    print(f"{time.monotonic() - _STARTED_S:7.1f} s  {line}", file=sys.stderr, flush=True)
+    return asyncio.run(run())
 
 
 def _tell_alone(done: int) -> None:
     if done % 50 == 0:
-        _say(f"{done} requests have run alone")
+        say(f"{done} requests have run alone")
 
 
 def _arguments() -> argparse.Namespace:
@@ -71,6 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=300, help="in all (default %(default)s)")
     parser.add_argument("--clients", type=int, default=8, help="that ask at once (default %(default)s)")
     parser.add_argument("--kill-every-s", type=float, default=2.0, help="mean time between kills (default %(default)s)")
+    parser.add_argument("--disconnects", type=int, default=100, help="clients that go away (default %(default)s)")
     return parser.parse_args()
 
 

@@ -66,7 +66,7 @@ async def storm(
         leaks = await settle(wired.cluster)
         restarts = sum(wired.cluster.restarts.values())
     events, partings = _replay_all(run_dir / "stories")
-    differences = [line for pair in zip(requests, solo, strict=True) for line in _difference(*pair)]
+    differences = [line for request, right in zip(requests, solo, strict=True) for line in request.differences(right)]
     return StormResult(
         requests=len(requests),
         finished=sum(request.finished is not None for request in requests),
@@ -110,21 +110,6 @@ async def _ask_all(
                 clients.create_task(client())
         trouble.cancel()
     return asyncio.get_running_loop().time() - started_s
-
-
-def _difference(request: WatchedRequest, solo: SoloAnswer) -> list[str]:
-    """What a client saw that it should not have: at most one line."""
-    if request.problem:
-        return [f"{request.request_id}: {request.problem}"]
-    for name, got in (
-        ("token ids", tuple(request.token_ids)),
-        ("text", request.text),
-        ("finish reason", request.finish_reason),
-    ):
-        expected = getattr(solo, name.replace(" ", "_"))
-        if got != expected:
-            return [f"{request.request_id}: {name} {got!r}, solo {expected!r} ({request.wanted})"]
-    return []
 
 
 def _replay_all(story_dir: Path) -> tuple[int, list[str]]:

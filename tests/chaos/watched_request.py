@@ -15,6 +15,7 @@ from common.rpc.channel import open_channel
 from common.rpc.convert import finish_reason_from_proto
 from common.rpc.status import wire_error
 from sangam.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.invariance.solo import SoloAnswer
 
 RETRY_PAUSE_S = 0.1
 
@@ -123,6 +124,16 @@ class WatchedRequest:
 
     def _note(self) -> None:
         self.moments.append(Moment(asyncio.get_running_loop().time(), len(self.token_ids)))
+
+    def differences(self, right: SoloAnswer) -> list[str]:
+        """What the client saw that it should not have: at most one line."""
+        if self.problem:
+            return [f"{self.request_id}: {self.problem}"]
+        for name in ("token_ids", "text", "finish_reason"):
+            got, expected = getattr(self, name), getattr(right, name)
+            if (tuple(got) if name == "token_ids" else got) != expected:
+                return [f"{self.request_id}: {name} {got!r}, solo {expected!r} ({self.wanted})"]
+        return []
 
     def gaps(self) -> list[tuple[Moment, Moment]]:
         """Every stretch of time without a new token, from beginning to end."""
