@@ -81,10 +81,12 @@ class Saboteur:
         every_s = self._mischief.kill_every_s
         while True:
             await asyncio.sleep(self._choose.uniform(0.75 * every_s, 1.25 * every_s))
-            running = self._cluster.processes
+            running, serving = self._cluster.processes, self._cluster.addresses
             service = self._choose.choice(self._mischief.kinds)
-            names = sorted(name for name in running if name.partition("-")[0] == service)
-            if not names:  # they are all between two lives
+            # A process that does not serve yet has nothing to lose: on a slow machine, killing it would be all that
+            # ever happens.
+            names = sorted(name for name in running if name in serving and name.partition("-")[0] == service)
+            if not names:
                 continue
             name = self._choose.choice(names)
             self._note(self._kill_kind(name), name, 0.0)
@@ -95,7 +97,8 @@ class Saboteur:
         service = name.partition("-")[0]
         if service not in ("prefill", "decode"):
             return FaultKind(f"kill -9 of the {'registry' if service == 'kv_store' else service}")
-        others = [each for each in self._cluster.addresses if each.startswith("decode-") and each != name]
+        alive = self._cluster.processes.keys() & self._cluster.addresses.keys()
+        others = [each for each in alive if each.startswith("decode-") and each != name]
         alone = all(each in self._disturbed for each in others)
         return FaultKind.LAST_WORKER if service == "decode" and alone else FaultKind.WORKER
 
