@@ -23,8 +23,6 @@ from common.errors import SangamError
 READY_POLL_S = 0.02
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
-STEADY_LIFE_S = 5.0
-"""A process that lived this long starts anew with the first back-off."""
 LAST_LOG_LINES = 12
 
 
@@ -115,11 +113,12 @@ class ManagedProcess:
             raise ServiceFailed(self._failure(f"did not serve within {timeout_s:.0f} s")) from None
 
     async def supervise(self) -> None:
-        """Restart the process whenever it ends unasked, with a growing back-off; return once it ended for good."""
-        loop = asyncio.get_running_loop()
+        """Restart the process whenever it ends unasked; return once it ended for good.
+
+        Lives that end before they serve follow each other with a growing back-off, one that served with the first.
+        """
         backoff = Backoff(first_s=FIRST_BACKOFF_S, longest_s=MAX_BACKOFF_S, jitter=False)
         while True:
-            born = loop.time()
             assert self._process is not None, "start comes before supervise"
             code = await self._process.wait()
             if self._stopping:
@@ -127,7 +126,7 @@ class ManagedProcess:
             if code == 0 and self.spec.may_end:
                 self._say(f"{self.spec.name} has ended by itself (drained); it is not restarted")
                 return
-            if loop.time() - born > STEADY_LIFE_S:
+            if self.ready is not None:
                 backoff.reset()
             pause_s = backoff.take()
             self._say(f"{self.spec.name} ended ({self._why(code)}); restarting it in {pause_s:g} s")

@@ -76,6 +76,24 @@ async def test_a_later_life_that_hangs_before_it_serves_is_killed_and_followed_b
     await supervising
 
 
+async def test_only_lives_that_never_served_are_followed_later_and_later(tmp_path: Path) -> None:
+    lines: list[str] = []
+    spec = ProcessSpec(name="sprinter", module="tests.cli.failing_service", arguments=(str(tmp_path),), may_end=False)
+    process = ManagedProcess(spec, run_dir=tmp_path, say=lines.append)
+    await process.start(timeout_s=30)
+    supervising = asyncio.create_task(process.supervise())
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await until_said(lines, "sprinter is back")
+    pauses = [line.rpartition(" in ")[2] for line in lines if "restarting it" in line]
+    assert pauses == ["0.1 s", "0.2 s", "0.4 s"]
+    lines.clear()
+    os.kill(process.pid, signal.SIGKILL)
+    await until_said(lines, "sprinter ended (killed by SIGKILL); restarting it in 0.1 s")
+    await process.stop(grace_s=10)
+    await supervising
+
+
 async def test_service_that_does_not_start_is_shown_with_its_last_words(tmp_path: Path) -> None:
     process = kv_store(tmp_path, lambda line: None, "--log-level", "loud")
     with pytest.raises(ServiceFailed) as caught:
