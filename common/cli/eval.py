@@ -33,8 +33,8 @@ from common.evaluation.setting import Setting, grid
 T = TypeVar("T")
 DEFAULT_STRATEGIES: tuple[RevealStrategy, ...] = (ConfidenceQuota(1), ConfidenceThreshold(0.9))
 _LOCAL_ONLY = ("model", "device", "dtype")
-_OPTION_OF_FIELD = {"max_tokens": "--max-tokens", "block_length_tokens": "--block-length", "prompt": "--model"}
-"""Which option is to blame when the model cannot hold a question."""
+_OPTION_OF_FIELD = {"max_tokens": "--max-tokens", "block_length_tokens": "--block-length"}
+"""Which option is to blame when the model cannot hold a question; the model itself for all else."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         except Interrupted:
             return EXIT_INTERRUPTED
         except InvalidRequest as error:
-            raise ConfigError(f"{_OPTION_OF_FIELD[error.field]}: {error.problem}") from None
+            option = _OPTION_OF_FIELD.get(error.field, "--model")
+            raise ConfigError(f"{option}: {error.problem}") from None
     if args.json:
         print(json.dumps(to_json(results, _facts(args, plan), shown_wrong=args.wrong), indent=2))
     else:
