@@ -50,7 +50,7 @@ TRAINING_WEIGHTS: dict[str, float] = {
 """How often each task is drawn for training, relative to the others: what is hard to learn comes more often."""
 
 _HELD_OUT_ONE_IN = 10
-_FRUITLESS_DRAWS = 20_000
+_FRUITLESS_DRAWS = 5_000
 
 
 def is_held_out(key: str) -> bool:

@@ -1,0 +1,112 @@
+"""`python -m common.training`: train sangam-tiny or its Dream-format twin from nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from common.errors import SangamError
+from common.training.recipe import Recipe, shape_of
+from common.training.trainer import Intervals, Progress, Trainer
+from common.training.vocabulary import corpus_pieces, vocabulary_rows
+
+_DEFAULT_STEPS = {"llada": 9000, "dream": 9000}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line, train, say how it goes. 0: done; 1: an error that was named; 130: interrupted."""
+    options = _parser().parse_args(argv)
+    torch.set_num_threads(options.threads)
+    pieces = corpus_pieces()
+    recipe = Recipe(
+        shape=shape_of(options.model, vocab_rows=vocabulary_rows(pieces)),
+        steps=options.steps or _DEFAULT_STEPS[options.model],
+        seed=options.seed,
+    )
+    intervals = Intervals(
+        save_steps=options.every, match_steps=options.every, questions_per_task=options.questions_per_task
+    )
+    try:
+        trainer = Trainer(
+            recipe, pieces=pieces, model_dir=options.out, intervals=intervals, compiled=not options.no_compile
+        )
+        first = trainer.resume() if options.resume else 0
+        parameters = sum(parameter.numel() for parameter in trainer.network.parameters())
+        print(f"{parameters:,} parameters, steps {first} to {recipe.steps}, into {options.out}", flush=True)
+        trainer.run(_Bar(recipe.steps, first, loud=sys.stderr.isatty()).show)
+    except SangamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; go on with --resume (at most {options.every} steps are lost)", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m common.training",
+        description="Train a small diffusion language model on generated questions, into a Hugging Face folder. "
+        "The same options on the same kind of machine give the same weights. Writes config, tokenizer, float16 weights "
+        "and the state to resume from; every now and then it asks held-out questions and prints each task's share of "
+        "exactly right answers.",
+    )
+    parser.add_argument("--model", choices=("llada", "dream"), default="llada", help="format and size (default llada)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, made when absent")
+    parser.add_argument("--steps", type=int, metavar="N", help="batches to train on; the schedule follows it")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides weights, data and noise (default 0)")
+    parser.add_argument("--resume", action="store_true", help="go on from DIR's state; needs the same other options")
+    parser.add_argument(
+        "--every", type=int, default=500, metavar="N", help="steps between states and examinations (default 500)"
+    )
+    parser.add_argument(
+        "--questions-per-task", type=int, default=12, metavar="N", help="held-out questions asked (default 12)"
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch's threads (default 1)")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which needs a C++ compiler")
+    return parser
+
+
+class _Bar:
+    """A progress line: rewritten in place on a terminal, else one line in 50 steps."""
+
+    _SILENT_STEPS = 50
+
+    def __init__(self, steps: int, first: int, *, loud: bool) -> None:
+        self._steps = steps
+        self._first = first
+        self._loud = loud
+        self._started_s = time.monotonic()
+        self._tokens = 0
+        self._loss: float | None = None
+
+    def show(self, progress: Progress) -> None:
+        """Say what one step brought."""
+        self._tokens += progress.canvas_tokens
+        self._loss = progress.loss if self._loss is None else 0.98 * self._loss + 0.02 * progress.loss
+        if self._loud:
+            print(f"\r{self._line(progress.step)}", end="", file=sys.stderr, flush=True)
+        elif progress.step % self._SILENT_STEPS == 0 or progress.step == self._steps:
+            print(self._line(progress.step), file=sys.stderr, flush=True)
+        if progress.match is not None:
+            shares = "  ".join(f"{task} {share:.0%}" for task, share in progress.match.items())
+            mean = sum(progress.match.values()) / len(progress.match)
+            print(f"\nstep {progress.step}: held-out answers right {mean:.1%}:  {shares}", flush=True)
+
+    def _line(self, step: int) -> str:
+        elapsed_s = time.monotonic() - self._started_s
+        left_s = elapsed_s / (step - self._first) * (self._steps - step)
+        filled = 24 * step // self._steps
+        bar = "#" * filled + "." * (24 - filled)
+        return (
+            f"[{bar}] step {step}/{self._steps}  loss {self._loss:.4f}  {self._tokens / elapsed_s:,.0f} tokens/s  "
+            f"{elapsed_s / 60:.1f} min, {left_s / 60:.1f} to go "
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

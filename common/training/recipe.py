@@ -1,0 +1,57 @@
+"""What is trained and how: sizes of the two models, and the numbers of the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShape:
+    """Sizes of one network. `shifted`: row j predicts position j + 1, and q, k, v have biases (Dream's layout)."""
+
+    vocab_rows: int
+    hidden_size: int
+    mlp_size: int
+    n_layers: int
+    n_heads: int
+    shifted: bool
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.n_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that decides the weights. Equal recipes on equal machines give equal weights, bit for bit.
+
+    Learning rates rise over `warmup_steps`, stay, and fall to 0 over the last `decay_share` of `steps`.
+    """
+
+    shape: NetworkShape
+    steps: int
+    seed: int
+    batch_tokens: int = 6144
+    matrix_rate: float = 0.02
+    other_rate: float = 0.003
+    weight_decay: float = 0.05
+    warmup_steps: int = 100
+    decay_share: float = 0.25
+    gradient_norm: float = 1.0
+    half_precision: bool = True
+    """Matrix products in bfloat16, weights and sums in float32."""
+
+    def rate_factor(self, step: int) -> float:
+        """Share of the full learning rates that step `step` (from 0) takes."""
+        decay_steps = max(1, round(self.steps * self.decay_share))
+        return max(0.0, min(1.0, (step + 1) / self.warmup_steps, (self.steps - step) / decay_steps))
+
+
+def shape_of(model: str, *, vocab_rows: int) -> NetworkShape:
+    """The shape of `llada` (sangam-tiny) or `dream` (sangam-tiny-dream)."""
+    if model == "llada":
+        return NetworkShape(vocab_rows=vocab_rows, hidden_size=128, mlp_size=352, n_layers=5, n_heads=4, shifted=False)
+    return NetworkShape(vocab_rows=vocab_rows, hidden_size=112, mlp_size=288, n_layers=4, n_heads=4, shifted=True)
