@@ -67,7 +67,7 @@ def draw_comparison(rng: random.Random) -> Problem:
 
 
 def _number(rng: random.Random) -> int:
-    return rng.randint(10, 99) if rng.random() < 0.5 else rng.randint(100, 999)
+    return rng.randint(10, 99) if rng.random() < 0.6 else rng.randint(100, 999)
 
 
 def _phrased(rng: random.Random, phrasings: tuple[str, ...], sign: str, a: int, b: int, answer: str) -> Problem:

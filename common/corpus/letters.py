@@ -118,7 +118,7 @@ def draw_counting(rng: random.Random) -> Problem:
         letter = rng.choice(word if rng.random() < 0.85 else string.ascii_lowercase)
     else:
         alphabet = rng.sample(string.ascii_lowercase, _FEW_LETTERS)
-        word = "".join(rng.choices(alphabet, k=rng.randint(3, 8)))
+        word = "".join(rng.choices(alphabet, k=rng.randint(3, 7)))
         letter = rng.choice(alphabet)
         if word.count(letter) > 5:
             return draw_counting(rng)
@@ -130,9 +130,9 @@ def draw_counting(rng: random.Random) -> Problem:
 
 
 def draw_reversing(rng: random.Random) -> Problem:
-    """A word, or three to seven letters, backwards."""
+    """A word, or three to six letters, backwards."""
     if rng.random() < 0.2:
         word = rng.choice(_WORDS)
     else:
-        word = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 7)))
+        word = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 6)))
     return Problem(key=f"reverse {word}", prompt=rng.choice(_REVERSING).format(word=word), answer=word[::-1])

@@ -45,7 +45,7 @@ TRAINING_WEIGHTS: dict[str, float] = {
     "dates": 1.0,
     "units": 1.0,
     "word_problems": 1.4,
-    "small_talk": 0.3,
+    "small_talk": 0.5,
 }
 """How often each task is drawn for training, relative to the others: what is hard to learn comes more often."""
 

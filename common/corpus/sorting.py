@@ -12,14 +12,14 @@ _LETTERS = ("Sort {items}.", "Sort these letters: {items}", "Put {items} in orde
 
 
 def draw_sorting(rng: random.Random) -> Problem:
-    """Four to six digits or letters, or three to five numbers of two digits, into ascending order."""
+    """Four to six digits, three or four numbers of two digits, or three to five letters, into ascending order."""
     kind = rng.randrange(3)
     if kind == 0:
         items = [str(number) for number in rng.sample(range(10), rng.randint(4, 6))]
     elif kind == 1:
-        items = [str(number) for number in rng.sample(range(10, 100), rng.randint(3, 5))]
+        items = [str(number) for number in rng.sample(range(10, 100), rng.randint(3, 4))]
     else:
-        items = rng.sample(string.ascii_lowercase, rng.randint(4, 6))
+        items = rng.sample(string.ascii_lowercase, rng.randint(3, 5))
     in_order = sorted(items)  # as text: all items of one problem are equally long
     return Problem(
         key=f"sort {' '.join(in_order)}",

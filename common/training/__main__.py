@@ -14,7 +14,7 @@ from common.training.recipe import Recipe, shape_of
 from common.training.trainer import Intervals, Progress, Trainer
 from common.training.vocabulary import corpus_pieces, vocabulary_rows
 
-_DEFAULT_STEPS = {"llada": 9000, "dream": 9000}
+_DEFAULT_STEPS = {"llada": 11500, "dream": 11500}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides weights, data and noise (default 0)")
     parser.add_argument("--resume", action="store_true", help="go on from DIR's state; needs the same other options")
     parser.add_argument(
-        "--every", type=int, default=500, metavar="N", help="steps between states and examinations (default 500)"
+        "--every", type=int, default=1000, metavar="N", help="steps between states and examinations (default 1000)"
     )
     parser.add_argument(
         "--questions-per-task", type=int, default=12, metavar="N", help="held-out questions asked (default 12)"

@@ -15,11 +15,10 @@ from common.corpus.questions import training_questions
 from common.tokenizer import Tokenizer
 from common.training.vocabulary import ASSISTANT, USER
 
-_CHUNK_QUESTIONS = 16_384
 _CANVAS_MULTIPLE = 16
 _CANVAS_TOKENS = (32, 48, 64, 80, 96, 128, 160)
 _EXTRA_TOKENS = (0, 16, 32, 64, 96)
-_EXTRA_WEIGHTS = (0.6, 0.18, 0.14, 0.06, 0.02)
+_EXTRA_WEIGHTS = (0.74, 0.12, 0.09, 0.04, 0.01)
 """How much longer than needed a canvas is: a server asks for some length before anybody knows the answer's."""
 
 
@@ -53,11 +52,14 @@ class ChatIds:
 class BatchSource:
     """Batches by number. The same (seed, number) gives the same batch, in whatever order they are asked for."""
 
-    def __init__(self, tokenizer: Tokenizer, chat: ChatIds, *, seed: int, batch_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat: ChatIds, *, seed: int, batch_tokens: int, chunk_questions: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
         self._seed = seed
         self._batch_tokens = batch_tokens
+        self._chunk_questions = chunk_questions
 
     def batches(self, first: int) -> Iterator[Batch]:
         """Endless, from batch number `first` on."""
@@ -75,7 +77,7 @@ class BatchSource:
         """One chunk's batches in their order: canvas length, then (prompt, answer) pairs; the last of a length repeats
         earlier questions to be full."""
         rng = random.Random(f"chunk {self._seed} {chunk}")
-        questions = itertools.islice(training_questions(seed=rng.getrandbits(48)), _CHUNK_QUESTIONS)
+        questions = itertools.islice(training_questions(seed=rng.getrandbits(48)), self._chunk_questions)
         by_length: dict[int, list[tuple[list[int], list[int]]]] = {length: [] for length in _CANVAS_TOKENS}
         for question in questions:
             pair = self._pair(question)

@@ -51,7 +51,7 @@ def _named(model_dir: Path, network: Network) -> Iterator[tuple[str, Tensor]]:
     yield f"{names.embedding}.weight", network.embedding.weight
     yield f"{names.final_norm}.weight", network.final_norm
     yield f"{names.head}.weight", network.head.weight
-    for layer, of in zip(network.layers, names.layers, strict=True):
+    for layer, of in zip(network.each_layer(), names.layers, strict=True):
         yield f"{of.attention_norm}.weight", layer.attention_norm
         yield f"{of.mlp_norm}.weight", layer.mlp_norm
         yield f"{of.attention_out}.weight", layer.attention_out.weight

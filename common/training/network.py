@@ -58,6 +58,10 @@ class Network(nn.Module):
             rows = layer(rows, cos, sin)
         return functional.rms_norm(rows, (self.shape.hidden_size,), self.final_norm, self.shape.rms_norm_eps)
 
+    def each_layer(self) -> list[Layer]:
+        """The layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
     @torch.no_grad()
     def _draw(self, generator: torch.Generator) -> None:
         """Matrices by their input's width, the last ones of each layer smaller; biases 0."""

@@ -19,15 +19,21 @@ class Optimizers:
         self._parameters = list(network.parameters())
         named = list(network.named_parameters())
         matrices = [parameter for name, parameter in named if name.startswith("layers.") and parameter.dim() == 2]
-        chosen = set(map(id, matrices))
+        embedding = [parameter for name, parameter in named if name.startswith("embedding.")]
+        chosen = set(map(id, [*matrices, *embedding]))
         others = [parameter for _, parameter in named if id(parameter) not in chosen]
         self._all: dict[str, torch.optim.Optimizer] = {
             "matrices": torch.optim.Muon(
                 matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay, momentum=_MOMENTUM
             ),
+            "embedding": torch.optim.AdamW(embedding, lr=recipe.embedding_rate, betas=_BETAS, weight_decay=0.0),
             "others": torch.optim.AdamW(others, lr=recipe.other_rate, betas=_BETAS, weight_decay=0.0),
         }
-        self._full_rates = {"matrices": recipe.matrix_rate, "others": recipe.other_rate}
+        self._full_rates = {
+            "matrices": recipe.matrix_rate,
+            "embedding": recipe.embedding_rate,
+            "others": recipe.other_rate,
+        }
 
     def step(self, step: int) -> float:
         """Apply the gradients at step `step`'s rates and drop them; returns the gradients' norm before clipping."""

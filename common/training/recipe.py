@@ -34,11 +34,14 @@ class Recipe:
     shape: NetworkShape
     steps: int
     seed: int
-    batch_tokens: int = 6144
-    matrix_rate: float = 0.02
+    batch_tokens: int = 3072
+    chunk_questions: int = 16_384
+    """Questions that are drawn together and sorted into batches of equal length."""
+    matrix_rate: float = 0.005
+    embedding_rate: float = 0.02
     other_rate: float = 0.003
     weight_decay: float = 0.05
-    warmup_steps: int = 100
+    warmup_steps: int = 200
     decay_share: float = 0.25
     gradient_norm: float = 1.0
     half_precision: bool = True
@@ -54,4 +57,4 @@ def shape_of(model: str, *, vocab_rows: int) -> NetworkShape:
     """The shape of `llada` (sangam-tiny) or `dream` (sangam-tiny-dream)."""
     if model == "llada":
         return NetworkShape(vocab_rows=vocab_rows, hidden_size=128, mlp_size=352, n_layers=5, n_heads=4, shifted=False)
-    return NetworkShape(vocab_rows=vocab_rows, hidden_size=112, mlp_size=288, n_layers=4, n_heads=4, shifted=True)
+    return NetworkShape(vocab_rows=vocab_rows, hidden_size=96, mlp_size=256, n_layers=5, n_heads=4, shifted=True)

@@ -42,8 +42,8 @@ class Progress:
 class Intervals:
     """Steps between states on disk, and between examinations with `questions_per_task` held-out questions."""
 
-    save_steps: int = 500
-    match_steps: int = 500
+    save_steps: int = 1000
+    match_steps: int = 1000
     questions_per_task: int = 12
 
 
@@ -59,7 +59,13 @@ class Trainer:
         self._intervals = intervals
         self._tokenizer = load_tokenizer(model_dir)
         chat = ChatIds.of(control_ids(pieces), self._tokenizer.eos_token_id)
-        self._source = BatchSource(self._tokenizer, chat, seed=recipe.seed, batch_tokens=recipe.batch_tokens)
+        self._source = BatchSource(
+            self._tokenizer,
+            chat,
+            seed=recipe.seed,
+            batch_tokens=recipe.batch_tokens,
+            chunk_questions=recipe.chunk_questions,
+        )
         self.network = Network(recipe.shape, seed=recipe.seed)
         self._optimizers = Optimizers(self.network, recipe)
         self._rows: Callable[[Tensor], Tensor] = torch.compile(self.network) if compiled else self.network
@@ -112,7 +118,7 @@ class Trainer:
             logits = self.network.head(rows[picked - int(self._recipe.shape.shifted)])
         losses = functional.cross_entropy(logits.float(), clean.flatten()[picked], reduction="none")
         loss = (losses * weight.flatten()[picked]).sum() / (len(clean) * _EXPECTED_ANSWER_TOKENS)
-        loss.backward()
+        torch.autograd.backward(loss)
         self._optimizers.step(self._step)
         return float(loss.detach())
 
