@@ -1,7 +1,7 @@
-"""Start a cluster of separate processes, send it prompts side by side, stream the answers, check them, stop it.
+"""Start a cluster of separate processes, ask it questions side by side, stream the answers, check them, stop it.
 
 Exit code 0 means that all went right: every answer equals what the engine gives in process, every KV page came back,
-and no process was left.
+and no process was left. The model that was trained for these questions, sangam-tiny, must also give the right answers.
 """
 
 from __future__ import annotations
@@ -9,53 +9,47 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from pathlib import Path
 
+from common.cli.answer_board import LINES_PER_ANSWER, MASK, AnswerBoard
+from common.cli.answer_lines import AnswerLines, AnswerView
 from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
+from common.cli.demo_questions import BLOCK_LENGTH_TOKENS, DemoQuestion, demo_questions
+from common.cli.demo_report import Asked, closing_lines, render_report
 from common.cli.gateway_client import generate_at, request_of
-from common.cli.generation_output import GenerationOutput
 from common.cli.interrupt import Interrupted, run_interruptible
 from common.cli.status import fetch_state, unfree_pages
 from common.cli.supervisor import ServiceFailed
-from common.cli.table import render_table
 from common.cli.up import add_cluster_arguments, cluster_config
-from common.core.params import CacheMode, ConfidenceQuota, ConfidenceThreshold
 from common.errors import SangamError
-from common.generation_input import GenerationInput
+from common.text_codec import load_text_codec
 
 REQUEST_TIMEOUT_S = 120.0
 PAGES_BACK_TIMEOUT_S = 5.0
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-PIECE_CHARACTERS = 24
-SHOWN_CHARACTERS = 28
-
-
-def demo_requests() -> tuple[GenerationInput, ...]:
-    """The prompts that the demo sends, each with other settings."""
-    base = GenerationInput(text="The river runs", token_ids=None, max_tokens=64)
-    return (
-        base,
-        replace(base, text="Once upon a time", cache_mode=CacheMode.PREFIX, strategy=ConfidenceThreshold(0.6)),
-        replace(base, text="Two and two make", cache_mode=CacheMode.NONE, strategy=ConfidenceQuota(4)),
-        replace(base, text="À la recherche du temps perdu", temperature=0.8, seed=7, strategy=ConfidenceQuota(2)),
-        replace(base, text="Short", max_tokens=20, block_length_tokens=8),
-        replace(base, text="Long " * 60, max_tokens=96, strategy=ConfidenceQuota(8)),
-    )
+TRAINED_MODEL = "sangam-tiny"
+"""The one model whose answers are asked to be right: it was trained for these questions."""
+OVERLOAD_THRESHOLD_TOKENS = 256
+"""So low that the demo's few questions overload the prefill worker, and prefills overflow."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sangam demo`."""
     add_cluster_arguments(parser)
-    parser.set_defaults(decode_workers=2, prefill_workers=None, log_level="warning")
+    parser.set_defaults(
+        decode_workers=2, prefill_workers=None, overload_threshold=OVERLOAD_THRESHOLD_TOKENS, log_level="warning"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; returns 0 only if all went right. Raises ConfigError or CheckpointError."""
     config = cluster_config(args, host="127.0.0.1", grpc_port=0)
     try:
-        return run_interruptible(_demo(config))
+        return run_interruptible(_demo(config, knows_answers=config.model_dir.name == TRAINED_MODEL))
     except Interrupted:
         say("stopped")
         return EXIT_INTERRUPTED
@@ -69,69 +63,66 @@ def say(line: str) -> None:
     print(f"== {line}", flush=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """One prompt and what came of it."""
-
-    wanted: GenerationInput
-    output: GenerationOutput | None
-    problem: str
-
-
-async def _demo(config: ClusterConfig) -> int:
-    problems: list[str] = []
+async def _demo(config: ClusterConfig, *, knows_answers: bool) -> int:
+    questions = demo_questions()
     async with Cluster(config, say=say) as cluster:
         pids = cluster.processes
         say(f"{len(pids)} processes are up: {', '.join(f'{name} {pid}' for name, pid in pids.items())}")
-        requests = demo_requests()
-        say(f"sending {len(requests)} prompts at once to {cluster.gateway_address}")
-        asked = await asyncio.gather(
-            *(_ask(cluster.gateway_address, number, wanted) for number, wanted in enumerate(requests, start=1))
-        )
-        problems += await _missing_pages(cluster.scheduler_address)
+        asked = await _ask_all(cluster.gateway_address, questions, config.model_dir)
+        problems = await _missing_pages(cluster.scheduler_address)
         say("stopping everything")
     problems += [f"{name} (pid {pid}) is still running" for name, pid in pids.items() if _is_alive(pid)]
-    say("comparing every answer with the engine in process")
-    verdicts = await asyncio.to_thread(_verdicts, config, asked)
-    print(_table(asked, verdicts))
-    problems += [f"prompt {number}: {verdict}" for number, verdict in enumerate(verdicts, start=1) if verdict != "yes"]
+    say("running every question once more on the engine in this process, to compare")
+    await asyncio.to_thread(_compare, config, asked)
+    print(f"\n{render_report(asked, knows_answers=knows_answers)}\n")
+    for line in closing_lines(asked, knows_answers=knows_answers, overload_threshold=config.overload_threshold_tokens):
+        say(line)
+    problems += [problem for one in asked for problem in one.problems(knows_answers=knows_answers)]
     for problem in problems:
         print(f"sangam demo: error: {problem}", file=sys.stderr)
     say("something went wrong, see above" if problems else "all went right; nothing is left running")
     return EXIT_FAILED if problems else 0
 
 
-async def _ask(address: str, number: int, wanted: GenerationInput) -> _Asked:
-    pieces = _Pieces(number)
+async def _ask_all(address: str, questions: Sequence[DemoQuestion], model_dir: Path) -> list[Asked]:
+    say(f"asking {model_dir.name} {len(questions)} questions at once, at {address}:")
+    view = _view([question.question.prompt for question in questions], model_dir)
+    asked = await asyncio.gather(*(_ask(address, index, each, view) for index, each in enumerate(questions)))
+    view.close()
+    return asked
+
+
+def _view(prompts: Sequence[str], model_dir: Path) -> AnswerView:
+    size = shutil.get_terminal_size()
+    if not sys.stdout.isatty() or size.lines <= LINES_PER_ANSWER * len(prompts):
+        return AnswerLines(sys.stdout, prompts)
+    say(f"every token shows up when the model is sure of it, in whatever order that is; {MASK} is still masked")
+    codec = load_text_codec(model_dir)
+    return AnswerBoard(
+        sys.stdout, prompts, decode=codec.decode, block_length_tokens=BLOCK_LENGTH_TOKENS, width=size.columns
+    )
+
+
+async def _ask(address: str, index: int, question: DemoQuestion, view: AnswerView) -> Asked:
+    asked = Asked(number=index + 1, question=question)
+    request = request_of(question.wanted)
+    request.include_revealed = True
     try:
-        output = await generate_at(address, request_of(wanted), timeout_s=REQUEST_TIMEOUT_S, on_text=pieces.add)
+        asked.output = await generate_at(
+            address,
+            request,
+            timeout_s=REQUEST_TIMEOUT_S,
+            on_text=lambda text: view.text(index, text),
+            on_tokens=lambda positions, token_ids: view.tokens(index, positions, token_ids),
+        )
     except SangamError as error:
-        return _Asked(wanted=wanted, output=None, problem=str(error))
-    pieces.flush()
-    return _Asked(wanted=wanted, output=output, problem="")
-
-
-class _Pieces:
-    """Shows one answer as it commits, a few words to the line: several answers share the terminal."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._held = ""
-
-    def add(self, text: str) -> None:
-        self._held += text
-        if len(self._held) >= PIECE_CHARACTERS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._held:
-            print(f"   [{self._number}] {_printable(self._held)}", flush=True)
-        self._held = ""
+        asked.failure = str(error)
+    view.finish(index)
+    return asked
 
 
 async def _missing_pages(scheduler_address: str) -> list[str]:
     """Wait for every KV page to come back, in the scheduler's ledger and by the workers' own word."""
-    problems: list[str] = []
     deadline_s = asyncio.get_running_loop().time() + PAGES_BACK_TIMEOUT_S
     while True:
         state = await fetch_state(scheduler_address)
@@ -145,48 +136,16 @@ async def _missing_pages(scheduler_address: str) -> list[str]:
         await asyncio.sleep(0.05)
 
 
-def _verdicts(config: ClusterConfig, asked: list[_Asked]) -> list[str]:
+def _compare(config: ClusterConfig, asked: Sequence[Asked]) -> None:
+    """Note for each answer how it differs from the engine's own."""
     # torch takes seconds to import: not before the cluster's own processes have done so.
     from common.cli.local_check import LocalCheck
 
-    requests = [one.wanted for one in asked]
+    requests = [one.question.wanted for one in asked]
     check = LocalCheck.load(config.model_dir, requests, device=config.devices[0], dtype=config.dtype)
-    return [one.problem if one.output is None else check.verdict(one.wanted, one.output) for one in asked]
-
-
-def _table(asked: list[_Asked], verdicts: list[str]) -> str:
-    header = (
-        *("#", "prompt", "cache", "text", "tokens", "forwards", "per forward", "prefilled on", "KV moved"),
-        "equals --local",
-    )
-    rows = [
-        (str(number), *_cells(one), verdict)
-        for number, (one, verdict) in enumerate(zip(asked, verdicts, strict=True), start=1)
-    ]
-    return render_table(header, rows)
-
-
-def _cells(asked: _Asked) -> tuple[str, ...]:
-    prompt, cache = _shortened(asked.wanted.text or ""), asked.wanted.cache_mode.value
-    output = asked.output
-    if output is None:
-        return (prompt, cache, *("-",) * 6)
-    forwards = output.prefill_forwards + output.decode_forwards
-    prefilled_on = ", ".join(dict.fromkeys(block.prefill_worker_id for block in output.blocks))
-    moved_bytes = sum(block.transfer_bytes for block in output.blocks)
-    return (
-        *(prompt, cache, _shortened(output.text), str(len(output.token_ids)), str(forwards)),
-        *(f"{len(output.token_ids) / max(1, forwards):.1f}", prefilled_on, f"{moved_bytes / 1024:.0f} KiB"),
-    )
-
-
-def _shortened(text: str) -> str:
-    shown = _printable(text)
-    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[: SHOWN_CHARACTERS - 1]}…"
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "·" for character in text)
+    for one in asked:
+        if one.output is not None:
+            one.local_verdict = check.verdict(one.question.wanted, one.output)
 
 
 def _is_alive(pid: int) -> bool:

@@ -31,6 +31,8 @@ from sangam.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 _MAX_INT32 = 2**31 - 1
 
 OnText = Callable[[str], None]
+OnTokens = Callable[[Sequence[int], Sequence[int]], None]
+"""Gets positions (from 0, the first generated token) and ids, parallel, of tokens that are known now."""
 
 
 def request_of(wanted: GenerationInput) -> inference_pb2.GenerateRequest:
@@ -49,9 +51,16 @@ def request_of(wanted: GenerationInput) -> inference_pb2.GenerateRequest:
 
 
 async def generate_at(
-    address: str, request: inference_pb2.GenerateRequest, *, timeout_s: float | None, on_text: OnText
+    address: str,
+    request: inference_pb2.GenerateRequest,
+    *,
+    timeout_s: float | None,
+    on_text: OnText,
+    on_tokens: OnTokens = lambda positions, token_ids: None,
 ) -> GenerationOutput:
     """Run `request` at the gateway `address` (host:port); `on_text` gets the text piece by piece.
+
+    `on_tokens` gets committed tokens, and with `include_revealed` in the request all others as they are revealed.
 
     Raises `WireError` when it fails, `ConfigError` when it is no gateway that answers there; cancelling this cancels
     the request.
@@ -59,7 +68,7 @@ async def generate_at(
     async with open_channel(address) as channel:
         stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
         call = stub.Generate(request, timeout=timeout_s)
-        answer = _Answer(on_text)
+        answer = _Answer(on_text, on_tokens)
         try:
             async for response in call:
                 answer.take(response)
@@ -77,8 +86,9 @@ async def generate_at(
 class _Answer:
     """Gathers one call's responses."""
 
-    def __init__(self, on_text: OnText) -> None:
+    def __init__(self, on_text: OnText, on_tokens: OnTokens) -> None:
         self._on_text = on_text
+        self._on_tokens = on_tokens
         self._accepted = inference_pb2.Accepted()
         self._finished: inference_pb2.Finished | None = None
         self._token_ids: list[int] = []
@@ -94,6 +104,10 @@ class _Answer:
                 self._token_ids.extend(response.committed.token_ids)
                 self._text.append(response.committed.text)
                 self._on_text(response.committed.text)
+                first = response.committed.from_position
+                self._on_tokens(range(first, first + len(response.committed.token_ids)), response.committed.token_ids)
+            case "revealed":
+                self._on_tokens(response.revealed.positions, response.revealed.token_ids)
             case "finished":
                 self._finished = response.finished
 

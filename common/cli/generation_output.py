@@ -7,6 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SAME = "yes"
+"""The verdict on an output that equals another in everything but times."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockReport:

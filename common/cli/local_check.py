@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.cli.generation_output import GenerationOutput
+from common.cli.generation_output import SAME, GenerationOutput
 from common.core.defaults import DEFAULT_PAGE_SIZE_TOKENS
 from common.core.work import RequestSpec
 from common.engine.engine import Engine
@@ -42,7 +42,7 @@ class LocalCheck:
         return self._generator.run(self._specs[wanted])
 
     def verdict(self, wanted: GenerationInput, output: GenerationOutput) -> str:
-        """ "yes" when tokens, text, ending and forwards are the engine's own, else what differs."""
+        """`SAME` when tokens, text, ending and forwards are the engine's own, else what differs."""
         expected = self.run(wanted)
         pairs = {
             "tokens": (output.token_ids, expected.token_ids),
@@ -52,7 +52,7 @@ class LocalCheck:
             "decode forwards": (output.decode_forwards, expected.decode_forwards),
         }
         differing = [f"{name} {got!r}, not {wanted_!r}" for name, (got, wanted_) in pairs.items() if got != wanted_]
-        return "; ".join(differing) or "yes"
+        return "; ".join(differing) or SAME
 
 
 def _spec(codec: TextCodec, model: ModelConfig, wanted: GenerationInput) -> RequestSpec:

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.cli.demo import demo_requests
+from common.cli.demo_questions import demo_questions
 from common.cli.supervisor import child_environment
-from tests.integration.cluster_help import processes_of
+from tests.integration.cluster_help import processes_of, random_model
 
 
 def sangam(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -25,10 +25,18 @@ def test_demo_checks_every_answer_and_leaves_nothing(tmp_path: Path) -> None:
     done = sangam(tmp_path, "demo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    rows = [line for line in done.stdout.splitlines() if line.endswith("  yes")]
-    assert len(rows) == len(demo_requests())
+    rows = [line.split() for line in done.stdout.splitlines() if line.endswith("  yes")]
+    assert [row[-2:] for row in rows] == [["-", "yes"]] * len(demo_questions())
+    assert {row[2] for row in rows} == {"none", "prefix", "dual"}
     assert "all went right; nothing is left running" in done.stdout
     assert processes_of(tmp_path) == []
+
+
+def test_demo_of_the_trained_model_fails_when_an_answer_is_wrong(tmp_path: Path) -> None:
+    done = sangam(tmp_path, "demo", "--model", str(random_model(tmp_path / "sangam-tiny")))
+    assert done.returncode == 1
+    assert "is not the right answer" in done.stderr
+    assert "0 of 10 answers are right" in done.stdout
 
 
 def test_overhead_report_compares_both_sides_request_by_request(tmp_path: Path) -> None:
