@@ -71,7 +71,7 @@ def render(result: DisconnectResult) -> str:
     facts = [
         ("clients that went away", gone),
         ("requests afterwards that finished", f"{finished} of {len(result.after)}"),
-        ("leaked pages, leases, requests", f"{result.leaks.pages}, {result.leaks.leases}, {result.leaks.requests}"),
+        ("leaked pages, leases, requests", str(result.leaks)),
     ]
     return render_table(("what", "seen"), facts)
 

@@ -8,11 +8,15 @@ import enum
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from common.cli.cluster import Cluster
 from tests.chaos.wire import Wire
+
+MOST_BETWEEN_LIVES = 2
+"""So many processes down at once are waited for: on a machine that starts them slowly nothing else would ever run."""
 
 
 class FaultKind(enum.Enum):
@@ -42,12 +46,14 @@ class Mischief:
     """How much trouble: mean time between two kills, between two pauses or cuts, and their length, in seconds.
 
     `kinds` are the services that are killed, in equal shares: "gateway", "scheduler", "kv_store", "prefill", "decode".
+    After `most_faults` there is peace (None: never).
     """
 
     kinds: tuple[str, ...]
     kill_every_s: float = 2.0
     disturb_every_s: float = 6.0
     disturbed_s: tuple[float, float] = (0.3, 5.0)
+    most_faults: int | None = None
 
 
 class Saboteur:
@@ -72,52 +78,56 @@ class Saboteur:
         self._disturbed: set[str] = set()
 
     async def run(self) -> None:
-        """Kill, pause and cut for ever."""
+        """Kill, pause and cut, up to the limit, then rest for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._kill_for_ever())
-            tasks.create_task(self._disturb_for_ever())
+            tasks.create_task(self._repeat(self._kill, every_s=self._mischief.kill_every_s))
+            tasks.create_task(self._repeat(self._disturb, every_s=self._mischief.disturb_every_s))
 
-    async def _kill_for_ever(self) -> None:
-        every_s = self._mischief.kill_every_s
-        while True:
+    async def _repeat(self, action: Callable[[], Coroutine[Any, Any, None]], *, every_s: float) -> None:
+        while self._mischief.most_faults is None or len(self.faults) < self._mischief.most_faults:
             await asyncio.sleep(self._choose.uniform(0.75 * every_s, 1.25 * every_s))
-            running, serving = self._cluster.processes, self._cluster.addresses
-            service = self._choose.choice(self._mischief.kinds)
-            # A process that does not serve yet has nothing to lose: on a slow machine, killing it would be all that
-            # ever happens.
-            names = sorted(name for name in running if name in serving and name.partition("-")[0] == service)
-            if not names:
-                continue
+            while len(self._between_lives()) >= MOST_BETWEEN_LIVES:  # noqa: ASYNC110  # the supervisor tells nobody
+                await asyncio.sleep(0.05)
+            await action()
+
+    def _serving(self) -> dict[str, int]:
+        """Process ids, by name, of the services that serve; one that does not serve yet has nothing to lose."""
+        return {name: pid for name, pid in self._cluster.processes.items() if name in self._cluster.addresses}
+
+    def _between_lives(self) -> set[str]:
+        return self._cluster.restarts.keys() - self._serving().keys()
+
+    async def _kill(self) -> None:
+        serving = self._serving()
+        service = self._choose.choice(self._mischief.kinds)
+        names = sorted(name for name in serving if name.partition("-")[0] == service)
+        if names:
             name = self._choose.choice(names)
             self._note(self._kill_kind(name), name, 0.0)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(running[name], signal.SIGKILL)
+                os.kill(serving[name], signal.SIGKILL)
 
     def _kill_kind(self, name: str) -> FaultKind:
         service = name.partition("-")[0]
         if service not in ("prefill", "decode"):
             return FaultKind(f"kill -9 of the {'registry' if service == 'kv_store' else service}")
-        alive = self._cluster.processes.keys() & self._cluster.addresses.keys()
-        others = [each for each in alive if each.startswith("decode-") and each != name]
+        others = [each for each in self._serving() if each.startswith("decode-") and each != name]
         alone = all(each in self._disturbed for each in others)
         return FaultKind.LAST_WORKER if service == "decode" and alone else FaultKind.WORKER
 
-    async def _disturb_for_ever(self) -> None:
-        every_s = self._mischief.disturb_every_s
-        while True:
-            await asyncio.sleep(self._choose.uniform(0.75 * every_s, 1.25 * every_s))
-            last_s = self._choose.uniform(*self._mischief.disturbed_s)
-            if self._wires and self._choose.random() < 0.5:
-                await self._cut(self._choose.choice(sorted(self._wires)), last_s)
-            else:
-                await self._pause(last_s)
+    async def _disturb(self) -> None:
+        last_s = self._choose.uniform(*self._mischief.disturbed_s)
+        if self._wires and self._choose.random() < 0.5:
+            await self._cut(self._choose.choice(sorted(self._wires)), last_s)
+        else:
+            await self._pause(last_s)
 
     async def _pause(self, last_s: float) -> None:
-        running = self._cluster.processes
-        names = sorted(name for name in running if name.startswith(("prefill-", "decode-")))
+        serving = self._serving()
+        names = sorted(name for name in serving if name.startswith(("prefill-", "decode-")))
         if names:
             name = self._choose.choice(names)
-            with self._disturbing(FaultKind.PAUSE, name, last_s), _stopped(running[name]):
+            with self._disturbing(FaultKind.PAUSE, name, last_s), _stopped(serving[name]):
                 await asyncio.sleep(last_s)
 
     async def _cut(self, name: str, last_s: float) -> None:

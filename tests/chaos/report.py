@@ -21,8 +21,8 @@ def render(result: StormResult) -> str:
         ("blocks tried again", str(result.retried_blocks)),
         ("calls made again by clients", str(result.reconnects)),
         ("processes restarted", str(result.restarts)),
-        ("tokens that differed when repeated", str(result.leaks.replay_divergences)),
-        ("leaked pages, leases, requests", f"{result.leaks.pages}, {result.leaks.leases}, {result.leaks.requests}"),
+        ("tokens that differed when repeated", str(result.leaks.divergences)),
+        ("leaked pages, leases, requests", str(result.leaks)),
         ("events replayed to equal effects", str(result.replayed_events)),
         ("problems", str(len(result.problems))),
     ]

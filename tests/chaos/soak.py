@@ -147,7 +147,7 @@ def render(result: SoakResult) -> str:
         ("requests asked, finished", f"{result.asked}, {result.finished}"),
         ("requests failed", str(len(result.problems))),
         ("processes restarted", str(result.restarts)),
-        ("leaked pages, leases, requests", f"{result.leaks.pages}, {result.leaks.leases}, {result.leaks.requests}"),
+        ("leaked pages, leases, requests", str(result.leaks)),
     ]
     return f"{render_table(header, rows)}\n\n{render_table(('what', 'seen'), facts)}"
 

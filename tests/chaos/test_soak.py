@@ -12,7 +12,7 @@ from tests.chaos.settling import Leaks
 from tests.chaos.soak import Load, SoakResult, broken_promises, drift, render, resident_bytes
 from tests.integration.cluster_help import random_model, running_cluster
 
-CLEAN = Leaks(pages=0, leases=0, requests=0, missing_workers=0)
+CLEAN = Leaks(pages=0, leases=0, requests=0, missing=0, broken_books=0, divergences=0)
 STEADY = SoakResult(
     capacity_per_s=2.0,
     asked=100,

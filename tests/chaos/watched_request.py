@@ -18,6 +18,8 @@ from sangam.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.invariance.solo import SoloAnswer
 
 RETRY_PAUSE_S = 0.1
+DETACH_GRACE_MS = 30_000
+"""How long a request goes on at its gateway without its client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class WatchedRequest:
         self.calls += 1
         request = request_of(self.wanted)
         request.request_id = self.request_id
+        request.detach_grace_ms = DETACH_GRACE_MS
+        request.from_position = len(self.token_ids)
         call = stub.Generate(request)
         try:
             async for response in call:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Leave a mark in FOLDER for every life; serve nothing, but say so in the ready file; lives two and three do not."""
+    """Leave a mark in FOLDER for every life; serve nothing, but say so in the ready file, but for lives 2 and 3."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port")
