@@ -28,6 +28,15 @@ _MAX_REFUSAL_CHARACTERS = 200
 _PROBE = (ChatMessage(role=USER_ROLE, content="Hello"),)
 
 
+class _LeftOut(TemplateFault):
+    """A message that the template did not write."""
+
+    def __init__(self, index: int, role: str) -> None:
+        super().__init__(f"it leaves out message {index}, of role {role}")
+        self.index = index
+        self.role = role
+
+
 class ChatTemplate:
     """Writes a conversation, up to where the model's answer begins, as plain text and special tokens."""
 
@@ -50,6 +59,9 @@ class ChatTemplate:
         """
         try:
             return self._rendered(messages)
+        except _LeftOut as left_out:
+            problem = f"the model's chat template has no place for a message of role {left_out.role}"
+            raise InvalidPrompt(f"{field}[{left_out.index}]", problem) from None
         except TemplateRefusal as refusal:
             words = " ".join(str(refusal).split())[:_MAX_REFUSAL_CHARACTERS]
             raise InvalidPrompt(field, f"the model's chat template refuses it: {words}") from None
@@ -87,7 +99,7 @@ class ChatTemplate:
                 pieces.clear()
         runs.append("".join([*pieces, written[at:]]))
         for index, message in missing.items():
-            raise TemplateRefusal(f"it leaves out message {index}, of role {message.role}")
+            raise _LeftOut(index, message.role)
         return [run for run in runs if run != ""]
 
 

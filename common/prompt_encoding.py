@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.errors import InvalidPrompt, InvalidRequest
+from common.errors import InvalidRequest
 from common.generation_input import GenerationInput
 from common.prompt import USER_ROLE, ChatMessage, PromptFormat
 from common.text_codec import TextCodec
@@ -18,10 +18,7 @@ def encode_prompt(codec: TextCodec, wanted: GenerationInput) -> Sequence[int]:
     if wanted.token_ids is not None:
         return wanted.token_ids
     turns = _turns(codec, wanted)
-    try:
-        return codec.encode(wanted.text or "") if turns is None else codec.encode_chat(turns, wanted.prompt_field)
-    except InvalidPrompt as error:
-        raise InvalidPrompt(wanted.prompt_field, error.problem) from None
+    return codec.encode(wanted.text or "") if turns is None else codec.encode_chat(turns, wanted.prompt_field)
 
 
 def fewest_prompt_tokens(codec: TextCodec, wanted: GenerationInput) -> int:

@@ -59,7 +59,10 @@ class ModelText:
         assert self._template is not None, "asked for a conversation without a template"
         ids: list[int] = []
         for run in self._template.render(messages, field):
-            ids += [run] if isinstance(run, int) else self._tokenizer.encode(run)
+            try:
+                ids += [run] if isinstance(run, int) else self._tokenizer.encode(run)
+            except InvalidPrompt as error:
+                raise InvalidPrompt(field, error.problem) from None
         return ids
 
     def encode(self, text: str) -> list[int]:

@@ -158,8 +158,9 @@ def test_what_a_template_refuses_is_the_callers_mistake_in_the_templates_words(c
 
 def test_a_message_that_the_template_leaves_out_is_told(codec_of):
     codec = codec_of("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
-    with pytest.raises(InvalidPrompt, match="leaves out message 0, of role system"):
-        ids(codec, ChatMessage(role="system", content="a"), user("b"))
+    with pytest.raises(InvalidPrompt, match="no place for a message of role system") as caught:
+        codec.encode_chat([ChatMessage(role="system", content="a"), user("b")], "chat.messages")
+    assert caught.value.field == "chat.messages[0]"
 
 
 BAD_TEMPLATES = {

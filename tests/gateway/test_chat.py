@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from typing import Any
 
 import grpc
@@ -104,6 +106,15 @@ async def test_a_bad_conversation_is_refused_by_the_name_of_its_part(
     chat_client, scheduler, conversation, field, reason
 ):
     await refuses(chat_client, scheduler, {"chat": conversation}, field, reason)
+
+
+async def test_a_turn_that_the_template_has_no_place_for_is_named(chat_model, scheduler, tmp_path):
+    shutil.copytree(chat_model, tmp_path / "m")
+    template = "{% for m in messages if m.role == 'user' %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
+    (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    async with running_gateway(tmp_path / "m", scheduler.address, tmp_path / "gateway.json") as client:
+        conversation = chat(("user", "a"), ("assistant", "b"), ("user", "c"))
+        await refuses(client, scheduler, {"chat": conversation}, "chat.messages[1]", Reason.INVALID_PROMPT)
 
 
 async def test_other_bad_prompts_are_refused_as_ever(chat_client, scheduler):
