@@ -41,6 +41,11 @@ class LeaderWatch:
         """Address of the scheduler to ask, None while none serves."""
         return max(self._serving_since, key=self._serving_since.__getitem__, default=None)
 
+    @property
+    def reign(self) -> int:
+        """A number that is another one whenever a scheduler, be it the same, has begun to serve anew."""
+        return max(self._serving_since.values(), default=-1)
+
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to one of the addresses; open for as long as `run` runs."""
         return self._channels[address]

@@ -13,7 +13,8 @@ _KEEPALIVE_TIME_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _MAX_PENDING_REQUESTS = 100_000
 _MIN_RECONNECT_BACKOFF_MS = 1_000
-_MAX_RECONNECT_BACKOFF_MS = 2_000
+# A service that was restarted at its place is found again within half a second, not two.
+_MAX_RECONNECT_BACKOFF_MS = 500
 _INITIAL_RECONNECT_BACKOFF_MS = 100
 
 Options = list[tuple[str, int | str]]

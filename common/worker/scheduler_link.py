@@ -135,12 +135,12 @@ class SchedulerLink:
 
     async def _keep_tied(self) -> None:
         backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=True)
-        former = ""
+        former = -1
         while not self._draining:
             leader = await self._watch.leading()
-            if leader != former:
+            if self._watch.reign != former:
                 backoff.reset()
-            former = leader
+            former = self._watch.reign
             if self._draining:
                 return
             stub = scheduler_pb2_grpc.SchedulerServiceStub(self._watch.channel(leader))

@@ -37,7 +37,7 @@ class Lease(Protocol):
         """Whether it is still ours, for its whole time from now."""
         ...
 
-    async def give_up(self, term: int) -> None:
+    async def give_up(self) -> None:
         """Leave it to others, if it is ours."""
         ...
 
@@ -102,7 +102,7 @@ class LeasedLeadership:
     async def resign(self) -> None:
         """See `Leadership`."""
         try:
-            await self._lease.give_up(self._term)
+            await self._lease.give_up()
         except LeaseUnreachable as error:
             log.warning("the lease could not be given up (%s); it ends by itself", error)
 

@@ -54,10 +54,13 @@ class Office:
         Raises what a bug in a core raised.
         """
         self._leadership = leadership
-        while (term := await race(_nothing_after(stop), leadership.win())) is not None:
-            log.info("leads under term %d", term)
-            await self._lead(term, leadership, stop, report)
+        while not stop.is_set():
+            term = await race(_nothing_after(stop), leadership.win())
+            if term is not None:
+                log.info("leads under term %d", term)
+                await self._lead(term, leadership, stop, report)
         self._leadership = None
+        await leadership.resign()
 
     async def _lead(self, term: int, leadership: Leadership, stop: asyncio.Event, report: ReportLeading) -> None:
         reign = self._begin(term)
@@ -70,7 +73,6 @@ class Office:
             await report(False)
             if why is None:
                 reign.end(WireError(Reason.SCHEDULER_UNAVAILABLE, "the scheduler is stopping"))
-                await leadership.resign()
             else:
                 log.warning("leads no more: %s", why)
                 reign.end(_not_leader(""))

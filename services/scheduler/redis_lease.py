@@ -50,11 +50,16 @@ redis.call('SET', KEYS[1], value, 'PX', ttl_ms)
 return 1
 """
 
-# holder, ttl_ms, term.
+# holder. Whatever its term: a take that was given up may have been granted.
 _GIVE_UP = """
-if redis.call('GET', KEYS[1]) == ARGV[3] .. ' ' .. ARGV[1] then redis.call('DEL', KEYS[1]) end
+local holder, held = ARGV[1], redis.call('GET', KEYS[1])
+if held and string.sub(held, -#holder - 1) == ' ' .. holder then redis.call('DEL', KEYS[1]) end
 return 0
 """
+
+
+LONGEST_CALL_S = 1.0
+"""Longest wait for Redis in one call, however long the lease."""
 
 
 class LeaseUnreachable(SangamError):
@@ -70,7 +75,7 @@ class Held:
 
 
 class RedisLease:
-    """One scheduler's hand on the lease of the Redis at `address`; no call is retried, none takes a third of `ttl_s`.
+    """One scheduler's hand on the lease of the Redis at `address`; no call is retried, none outlasts a third of it.
 
     `name` is shown to others; what tells holders apart is a token drawn here. Belongs to the running event loop.
     """
@@ -78,7 +83,7 @@ class RedisLease:
     def __init__(self, address: RedisAddress, *, name: str, ttl_s: float) -> None:
         self._holder = f"{name} {secrets.token_hex(8)}"
         self._ttl_s = ttl_s
-        self._call_timeout_s = ttl_s / 3
+        self._call_timeout_s = min(ttl_s / 3, LONGEST_CALL_S)
         self._redis = Redis(
             host=address.host,
             port=address.port,
@@ -101,13 +106,13 @@ class RedisLease:
         """Hold the lease for its whole time from now on; False when another has, or has had it."""
         return bool(await self._run(_RENEW, term))
 
-    async def give_up(self, term: int) -> None:
+    async def give_up(self) -> None:
         """Let others take it at once, if it is still ours."""
-        await self._run(_GIVE_UP, term)
+        await self._run(_GIVE_UP)
 
-    async def _run(self, script: str, number: int) -> Any:
+    async def _run(self, script: str, *numbers: int) -> Any:
         """The script's answer; LeaseUnreachable without one."""
-        arguments = (self._holder, round(self._ttl_s * 1000), number)
+        arguments = (self._holder, round(self._ttl_s * 1000), *numbers)
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 return await self._redis.eval(script, 2, LEASE_KEY, TERM_KEY, *arguments)

@@ -69,8 +69,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
         A life that served another term is refused (STALE_INCARNATION): what it still does for that term counts no more.
         """
-        worker = worker_spec_from_proto(request)
         reign = self._office.reign_over(_term(request.least_term, "least_term"))
+        worker = worker_spec_from_proto(request)
         if request.life_term not in (0, reign.term):
             raise stale(worker.life, least_incarnation=worker.life.incarnation + 1)
         reign.shell.register(worker)

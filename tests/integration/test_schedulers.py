@@ -114,7 +114,8 @@ async def test_a_lost_leader_costs_no_request(
 ) -> None:
     leader, lives = await leader_of(cluster), {w.life.worker_id: w.life for w in (await state_of(cluster)).workers}
     record_property("recovery_s", await under_load(cluster, expected, trouble))
-    assert await leader_of(cluster) != leader
+    # A killed leader is back before its lease ends, and then either may lead.
+    assert await leader_of(cluster) != leader or trouble == "SIGKILL"
     after = {worker.life.worker_id: worker.life for worker in (await state_of(cluster)).workers}
     assert after.keys() == lives.keys()
     assert all(after[name].incarnation > lives[name].incarnation for name in lives), "a new leader has new lives"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -24,10 +25,17 @@ from tests.scheduler_service.scripted import ScriptedWorker, until
 class Scheduler:
     """A running scheduler service and a stub to it."""
 
-    def __init__(self, address: str, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, stop: asyncio.Event) -> None:
+    def __init__(
+        self,
+        address: str,
+        stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub,
+        stop: asyncio.Event,
+        ended: asyncio.Task[None],
+    ) -> None:
         self.address = address
         self.stub = stub
         self.stop = stop
+        self.ended = ended
 
     async def state(self) -> scheduler_pb2.GetClusterStateResponse:
         """The cluster's state."""
@@ -78,7 +86,7 @@ async def start_scheduler(tmp_path: Path) -> AsyncIterator[StartScheduler]:
     stack = AsyncExitStack()
 
     async def start(mode: ServingMode = ServingMode.DISAGGREGATED, **settings: object) -> Scheduler:
-        ready_file = tmp_path / "ready.json"
+        ready_file = tmp_path / f"ready-{secrets.token_hex(4)}.json"
         config = SchedulerServiceConfig(mode=mode, ready_file=ready_file, **settings)  # type: ignore[arg-type]  # by test
         stop = asyncio.Event()
         serving = asyncio.create_task(serve(config, stop))
@@ -91,7 +99,7 @@ async def start_scheduler(tmp_path: Path) -> AsyncIterator[StartScheduler]:
 
         stack.push_async_callback(end)
         channel = await stack.enter_async_context(open_channel(address))
-        return Scheduler(address, scheduler_pb2_grpc.SchedulerServiceStub(channel), stop)
+        return Scheduler(address, scheduler_pb2_grpc.SchedulerServiceStub(channel), stop, serving)
 
     async with stack:
         yield start

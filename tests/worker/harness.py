@@ -137,14 +137,20 @@ class RunningWorker:
 
 @asynccontextmanager
 async def workers(
-    *roles: Role, model: str = "llada-gqa", may_fail: bool = False, **changes: Any
+    *roles: Role,
+    model: str = "llada-gqa",
+    may_fail: bool = False,
+    first: SchedulerServer | None = None,
+    **changes: Any,
 ) -> AsyncIterator[list[RunningWorker]]:
     """Workers of those roles around one scripted scheduler, stopped at the end with every page back.
 
-    `may_fail`: the test breaks them itself, and looks at how they end.
+    `may_fail`: the test breaks them itself, and looks at how they end. `first`: a scheduler that serves already and
+    that the test stops; the workers register with it first.
     """
-    scheduler = SchedulerServer()
-    await scheduler.start()
+    scheduler = first or SchedulerServer()
+    if first is None:
+        await scheduler.start()
     started: list[RunningWorker] = []
     try:
         for role in roles:
@@ -160,7 +166,8 @@ async def workers(
             worker.stop.set()
         await asyncio.gather(*(worker.task for worker in started), return_exceptions=True)
         await asyncio.gather(*(worker.channel.close() for worker in started))
-        await scheduler.stop()
+        if first is None:
+            await scheduler.stop()
 
 
 def scheduler_of(worker: RunningWorker) -> SchedulerServer:

@@ -16,13 +16,17 @@ from tests.worker.waiting import PATIENCE_S
 
 
 class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Accepts every life but those in `ended` and below `least_incarnation`; notes what it hears, sends `order`s."""
+    """Accepts every life but those in `ended` and below `least_incarnation`; notes what it hears, sends `order`s.
+
+    With a `term` other than 0 it also refuses lives that have served another.
+    """
 
     def __init__(self) -> None:
         self.registered: list[WorkerLife] = []
         self.heartbeats: list[scheduler_pb2.HeartbeatRequest] = []
         self.ended: set[WorkerLife] = set()
         self.least_incarnation = 0
+        self.term = 0
         self.changed = asyncio.Condition()
         self._orders: dict[str, asyncio.Queue[scheduler_pb2.HeartbeatResponse | WireError]] = {}
 
@@ -44,13 +48,15 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RegisterWorkerRequest, context: object
     ) -> scheduler_pb2.RegisterWorkerResponse:
         spec = worker_spec_from_proto(request)
-        if spec.life in self.ended:
+        if spec.life in self.ended or (self.term and request.life_term not in (0, self.term)):
             raise WireError(Reason.STALE_INCARNATION, "this life is over")
         if spec.life.incarnation < self.least_incarnation:
             told = {"least_incarnation": str(self.least_incarnation)}
             raise WireError(Reason.STALE_INCARNATION, "this life is over", metadata=told)
         await self._note(lambda: self.registered.append(spec.life))
-        return scheduler_pb2.RegisterWorkerResponse(mode=types_pb2.SERVING_MODE_HYBRID, heartbeat_timeout_ms=3000)
+        return scheduler_pb2.RegisterWorkerResponse(
+            mode=types_pb2.SERVING_MODE_HYBRID, heartbeat_timeout_ms=3000, term=self.term
+        )
 
     async def Heartbeat(
         self, request_iterator: AsyncIterator[scheduler_pb2.HeartbeatRequest], context: object
@@ -91,10 +97,14 @@ class SchedulerServer:
         self._rpc = RpcServer(service_names=["sangam.v1.SchedulerService"])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.scheduler, self._rpc.grpc)
 
-    async def start(self, port: int = 0) -> None:
-        """Serve on loopback."""
+    async def start(self, port: int = 0, *, leading: bool = True) -> None:
+        """Listen on loopback, and serve unless it does not lead."""
         self.address = await self._rpc.start("127.0.0.1", port)
-        await self._rpc.set_serving(True)
+        await self.lead(leading)
+
+    async def lead(self, leading: bool) -> None:
+        """Say by its health whether it leads; it answers all the same."""
+        await self._rpc.set_serving(leading)
 
     async def stop(self) -> None:
         """Break every call at once."""
