@@ -13,22 +13,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.cli.cluster import Cluster
+from common.cli.status import fetch_state
+from common.errors import Reason, WireError
 from tests.chaos.wire import Wire
 
 MOST_BETWEEN_LIVES = 2
 """So many processes down at once are waited for: on a machine that starts them slowly nothing else would ever run."""
+
+ASK_S = 0.5
+"""Longest wait for a scheduler's word on whether it leads."""
 
 
 class FaultKind(enum.Enum):
     """What happened, the gravest first: a wait that several faults explain counts for the gravest."""
 
     LAST_WORKER = "kill -9 of the last decode worker"
+    SCHEDULER_PAUSE = "pause of the scheduler"
     PAUSE = "pause of a worker"
     CUT = "cut of a worker's network"
     GATEWAY = "kill -9 of the gateway"
+    REDIS = "kill -9 of Redis"
     SCHEDULER = "kill -9 of the scheduler"
     WORKER = "kill -9 of a worker"
     KV_STORE = "kill -9 of the registry"
+    STANDBY = "kill or pause of a standby scheduler"
+
+
+_KILLS = {
+    "gateway": FaultKind.GATEWAY,
+    "scheduler": FaultKind.SCHEDULER,
+    "prefill": FaultKind.WORKER,
+    "decode": FaultKind.WORKER,
+    "kv_store": FaultKind.KV_STORE,
+    "redis": FaultKind.REDIS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +63,7 @@ class Fault:
 class Mischief:
     """How much trouble: mean time between two kills, between two pauses or cuts, and their length, in seconds.
 
-    `kinds` are the services that are killed, in equal shares: "gateway", "scheduler", "kv_store", "prefill", "decode".
+    `kinds` are the services that are killed, in equal shares: keys of `_KILLS`.
     After `most_faults` there is peace (None: never).
     """
 
@@ -103,17 +121,27 @@ class Saboteur:
         names = sorted(name for name in serving if name.partition("-")[0] == service)
         if names:
             name = self._choose.choice(names)
-            self._note(self._kill_kind(name), name, 0.0)
-            with contextlib.suppress(ProcessLookupError):
+            kind = await self._kill_kind(name)
+            if self._serving().get(name) == serving[name]:
+                self._note(kind, name, 0.0)
                 os.kill(serving[name], signal.SIGKILL)
 
-    def _kill_kind(self, name: str) -> FaultKind:
-        service = name.partition("-")[0]
-        if service not in ("prefill", "decode"):
-            return FaultKind(f"kill -9 of the {'registry' if service == 'kv_store' else service}")
+    async def _kill_kind(self, name: str) -> FaultKind:
         others = [each for each in self._serving() if each.startswith("decode-") and each != name]
-        alone = all(each in self._disturbed for each in others)
-        return FaultKind.LAST_WORKER if service == "decode" and alone else FaultKind.WORKER
+        if name.startswith("decode-") and all(each in self._disturbed for each in others):
+            return FaultKind.LAST_WORKER
+        if name.startswith("scheduler") and not await self._leads(name):
+            return FaultKind.STANDBY
+        return _KILLS[name.partition("-")[0]]
+
+    async def _leads(self, scheduler: str) -> bool:
+        """Whether it does not say that another leads; one that says nothing may well lead."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                await fetch_state(self._cluster.addresses[scheduler])
+        except (TimeoutError, WireError) as error:
+            return not (isinstance(error, WireError) and error.reason is Reason.NOT_LEADER)
+        return True
 
     async def _disturb(self) -> None:
         last_s = self._choose.uniform(*self._mischief.disturbed_s)
@@ -124,10 +152,13 @@ class Saboteur:
 
     async def _pause(self, last_s: float) -> None:
         serving = self._serving()
-        names = sorted(name for name in serving if name.startswith(("prefill-", "decode-")))
+        names = sorted(name for name in serving if name.startswith(("prefill-", "decode-", "scheduler")))
         if names:
             name = self._choose.choice(names)
-            with self._disturbing(FaultKind.PAUSE, name, last_s), _stopped(serving[name]):
+            kind = FaultKind.PAUSE
+            if name.startswith("scheduler"):
+                kind = FaultKind.SCHEDULER_PAUSE if await self._leads(name) else FaultKind.STANDBY
+            with self._disturbing(kind, name, last_s), _stopped(serving[name]):
                 await asyncio.sleep(last_s)
 
     async def _cut(self, name: str, last_s: float) -> None:

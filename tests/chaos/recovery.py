@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tests.chaos.faults import Fault, FaultKind
 from tests.chaos.watched_request import Moment, WatchedRequest
 
-_TOUCH_ALL = frozenset({FaultKind.GATEWAY, FaultKind.SCHEDULER})
+_TOUCH_ALL = frozenset({FaultKind.GATEWAY, FaultKind.REDIS, FaultKind.SCHEDULER, FaultKind.SCHEDULER_PAUSE})
 _HOLD_UP = frozenset({FaultKind.PAUSE, FaultKind.CUT})
 _GRAVITY = {kind: place for place, kind in enumerate(FaultKind)}
 
@@ -16,9 +16,9 @@ _GRAVITY = {kind: place for place, kind in enumerate(FaultKind)}
 def recoveries(requests: Sequence[WatchedRequest], faults: Sequence[Fault]) -> dict[FaultKind, list[float]]:
     """Seconds by kind, ascending: one for each wait for a token in which a touching fault fell.
 
-    The scheduler's and the gateway's death touch every running request, a pause or a cut those whose open block was
-    at that worker, and all others those whose open block had to be tried again. A wait that several faults explain
-    counts for the gravest, from that one's beginning on.
+    What befalls the scheduler, the gateway or Redis touches every running request, a pause or a cut those whose open
+    block was at that worker, and all others those whose open block had to be tried again. A wait that several faults
+    explain counts for the gravest, from that one's beginning on.
     """
     found: dict[FaultKind, list[float]] = {kind: [] for kind in FaultKind}
     for request in requests:
