@@ -103,9 +103,9 @@ class Saboteur:
 
     async def _repeat(self, action: Callable[[], Coroutine[Any, Any, None]], *, every_s: float) -> None:
         while self._mischief.most_faults is None or len(self.faults) < self._mischief.most_faults:
-            await asyncio.sleep(self._choose.uniform(0.75 * every_s, 1.25 * every_s))
             while len(self._between_lives()) >= MOST_BETWEEN_LIVES:  # noqa: ASYNC110  # the supervisor tells nobody
                 await asyncio.sleep(0.05)
+            await asyncio.sleep(self._choose.uniform(0.75 * every_s, 1.25 * every_s))
             await action()
 
     def _serving(self) -> dict[str, int]:
