@@ -78,6 +78,10 @@ class BlockFlow:
         assert request is not None and request.call is call and account is not None, call
         return call, request, account
 
+    def must_rest(self, request: Request, account: WorkerAccount) -> bool:
+        """Whether the request is idle and the worker is not: no block that somebody waits for shares its forwards."""
+        return request.spec.idle and account.live_blocks > 0
+
     def start_prefill(self, request: Request, account: WorkerAccount) -> None:
         """Place the block's prefill; on a decode worker the whole block runs there."""
         local = account.spec.role is Role.DECODE
@@ -85,8 +89,9 @@ class BlockFlow:
         overflow = local and self.config.mode is ServingMode.HYBRID
         request.cost.begin_attempt(prefill_worker_id=account.life.worker_id, overflow=overflow)
         request.home = account.spec
-        self.tuner.placed(request.canvas_tokens)
-        if not overflow:
+        if not request.spec.idle:
+            self.tuner.placed(request.canvas_tokens)
+        if not overflow and not request.spec.idle:
             self.last_prefill_worker_id = account.life.worker_id
         if local:
             self._call_decode(request, call, LocalPrefill(), BlockState.DECODING)
@@ -103,7 +108,8 @@ class BlockFlow:
         prefilled = request.prefilled
         assert prefilled is not None, request.id
         self.timers.cancel(TimerKind.LEASE, request.id)
-        self.last_decode_worker_id = account.life.worker_id
+        if not request.spec.idle:
+            self.last_decode_worker_id = account.life.worker_id
         if prefilled.handle is None:
             call = self._open_call(request, account, CallKind.NO_KV_DECODE)
             self._call_decode(request, call, NoKv(first=prefilled.first), BlockState.DECODING)

@@ -80,7 +80,8 @@ class ClusterView:
     `queued_blocks` includes `parked_blocks`: those whose canvas fits no live worker at present.
     `overload_threshold_tokens` is theta in force; `overload_threshold_adapts`: the scheduler sets it itself.
     `replay_divergences` counts tokens that a repeated attempt revealed differently from what was already shown,
-    `retried_blocks` further attempts at blocks by what ended the one before.
+    `retried_blocks` further attempts at blocks by what ended the one before. `waiting_idle_blocks` of idle requests are
+    in no other count.
     """
 
     mode: ServingMode
@@ -93,4 +94,5 @@ class ClusterView:
     overload_threshold_tokens: int
     replay_divergences: int
     overload_threshold_adapts: bool = False
+    waiting_idle_blocks: int = 0
     retried_blocks: tuple[tuple[Reason, int], ...] = ()

@@ -31,6 +31,9 @@ DEFAULT_NO_PAGES_BACKOFF_S = 0.05
 DEFAULT_MAX_ATTEMPTS = 8
 """Attempts at one block before its request fails with ATTEMPTS_EXHAUSTED."""
 
+MAX_WAITING_IDLE_BLOCKS = 64
+"""Blocks of idle requests that may wait; they are audits, and nobody's answer."""
+
 DEFAULT_MAX_QUEUED_REQUESTS = 10_000
 """Requests waiting for their first placement before the next is refused with QUEUE_FULL."""
 

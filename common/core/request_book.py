@@ -8,6 +8,7 @@ from common.core.options import QueueOrder
 from common.core.request import BlockState, Request, RequestState
 from common.core.scheduler_config import SchedulerConfig
 from common.core.waiting_line import Waiter, WaitingLine
+from common.core.work import RequestSpec
 
 QueueKey = tuple[float, RequestId]
 
@@ -17,6 +18,9 @@ class RequestBook:
 
     The line for decode memory is ordered by (first submit time, id); the prefill line is a `WaitingLine`, within a
     tenant by priority, then as `queue_order` says: by default older requests' next blocks outrank newcomers.
+
+    Idle requests stand in lines of their own, oldest first, and are at the head only while no other request waits in
+    any line but that of the parked, whom no live worker can hold. No tenant's share, limit or backlog counts them.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -28,6 +32,8 @@ class RequestBook:
             max_wait_s=config.max_queue_wait_s,
         )
         self._decode_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
+        self._idle_prefill_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
+        self._idle_decode_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
         self._parked: dict[RequestId, None] = {}
         self._backlog: dict[RequestId, int] = {}
         self._backlog_tokens = 0
@@ -47,7 +53,7 @@ class RequestBook:
 
     @property
     def queued_blocks(self) -> int:
-        """Blocks waiting for a prefill, parked ones included."""
+        """Blocks waiting for a prefill, parked ones included, idle ones not."""
         return len(self._prefill_line) + len(self._parked)
 
     @property
@@ -57,18 +63,22 @@ class RequestBook:
 
     @property
     def waiting_decode_blocks(self) -> int:
-        """Prefilled blocks waiting for decode memory."""
+        """Prefilled blocks waiting for decode memory, idle ones not."""
         return len(self._decode_line)
+
+    @property
+    def waiting_idle_blocks(self) -> int:
+        """Blocks of idle requests that wait for either."""
+        return len(self._idle_prefill_line) + len(self._idle_decode_line)
 
     @property
     def backlog_tokens(self) -> int:
         """Decode memory that those wait for, page-rounded."""
         return self._backlog_tokens
 
-    @property
-    def unplaced_requests(self) -> int:
-        """Requests that were never placed."""
-        return self._unplaced
+    def waiting_like(self, spec: RequestSpec) -> int:
+        """What waits already and counts against room for `spec`: requests never placed, or blocks of idle ones."""
+        return self.waiting_idle_blocks if spec.idle else self._unplaced
 
     @property
     def ended_requests(self) -> int:
@@ -83,14 +93,14 @@ class RequestBook:
         """A new request joins the prefill line."""
         assert request.id not in self._requests, request.id
         self._requests[request.id] = request
-        self._unplaced += 1
+        self._unplaced += not request.spec.idle
         self.wait_prefill(request)
 
     def close(self, request: Request, end: RequestState, now: float) -> None:
         """The request is over; it is forgotten."""
         self.leave_lines(request)
         if request.state is RequestState.QUEUED:
-            self._unplaced -= 1
+            self._unplaced -= not request.spec.idle
         request.move_request(end, now)
         del self._requests[request.id]
         self._ended += 1
@@ -99,12 +109,15 @@ class RequestBook:
         """The request is placed for the first time (later calls do nothing)."""
         if request.state is RequestState.QUEUED:
             request.move_request(RequestState.RUNNING, now)
-            self._unplaced -= 1
+            self._unplaced -= not request.spec.idle
 
     def wait_prefill(self, request: Request) -> None:
         """Join the prefill line, at the place its age gives it."""
         assert request.block_state is BlockState.WAITING_PREFILL, request.id
         spec = request.spec
+        if spec.idle:
+            self._idle_prefill_line.push(request.id, request.queue_key)
+            return
         shortest_first = self._order is QueueOrder.FEWEST_REMAINING_BLOCKS
         rank = (-spec.priority, spec.blocks - request.block) if shortest_first else (-spec.priority,)
         self._prefill_line.push(
@@ -121,6 +134,9 @@ class RequestBook:
     def wait_decode(self, request: Request) -> None:
         """Join the line for decode memory."""
         assert request.prefilled is not None and request.id not in self._backlog, request.id
+        if request.spec.idle:
+            self._idle_decode_line.push(request.id, request.queue_key)
+            return
         self._decode_line.push(request.id, request.queue_key)
         tokens = request.prefilled.page_rounded_tokens(request.canvas_tokens)
         self._backlog[request.id] = tokens
@@ -142,6 +158,8 @@ class RequestBook:
     def leave_lines(self, request: Request, *, placed: bool = False) -> None:
         """Stand in no line; `placed`: because its turn has come."""
         self._prefill_line.discard(request.id, placed=placed)
+        self._idle_prefill_line.discard(request.id)
+        self._idle_decode_line.discard(request.id)
         self._parked.pop(request.id, None)
         if self._decode_line.discard(request.id):
             self._backlog_tokens -= self._backlog.pop(request.id)
@@ -149,20 +167,30 @@ class RequestBook:
     def prefill_head(self, now: float) -> Request | None:
         """First in the prefill line."""
         head = self._prefill_line.head(now)
-        return None if head is None else self._requests[head]
+        return self._idle_head(self._idle_prefill_line) if head is None else self._requests[head]
 
     def decode_head(self) -> Request | None:
         """First in the line for decode memory."""
         head = self._decode_line.peek()
-        return None if head is None else self._requests[head[0]]
+        return self._idle_head(self._idle_decode_line) if head is None else self._requests[head[0]]
 
     def check(self) -> None:
         """Assert that every request stands where its state says."""
         assert self._backlog_tokens == sum(self._backlog.values()) and len(self._backlog) == len(self._decode_line)
-        assert self._unplaced == sum(request.state is RequestState.QUEUED for request in self._requests.values())
+        live = [request for request in self._requests.values() if not request.spec.idle]
+        assert self._unplaced == sum(request.state is RequestState.QUEUED for request in live)
         for request in self._requests.values():
-            waits = (request.id in self._prefill_line) + (request.id in self._parked)
+            prefill_line = self._idle_prefill_line if request.spec.idle else self._prefill_line
+            decode_line = self._idle_decode_line if request.spec.idle else self._decode_line
+            waits = (request.id in prefill_line) + (request.id in self._parked)
             assert waits == (request.block_state is BlockState.WAITING_PREFILL), request.id
-            assert (request.id in self._decode_line) == (request.block_state is BlockState.KV_READY), request.id
-        lines = len(self._prefill_line) + len(self._parked) + len(self._decode_line)
+            assert (request.id in decode_line) == (request.block_state is BlockState.KV_READY), request.id
+        lines = len(self._prefill_line) + len(self._parked) + len(self._decode_line) + self.waiting_idle_blocks
         assert lines <= len(self._requests), "a line holds someone who is gone"
+
+    def _idle_head(self, line: KeyedHeap[RequestId, QueueKey]) -> Request | None:
+        """First in a line of idle blocks, while nobody else waits."""
+        if self._prefill_line or self._decode_line:
+            return None
+        head = line.peek()
+        return None if head is None else self._requests[head[0]]

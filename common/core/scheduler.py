@@ -109,6 +109,7 @@ class SchedulerCore:
             overload_threshold_tokens=self._flow.fleet.threshold_tokens,
             overload_threshold_adapts=self._config.overload_threshold_adapts,
             replay_divergences=self._flow.replay_divergences,
+            waiting_idle_blocks=book.waiting_idle_blocks,
             retried_blocks=tuple(self._flow.retried_blocks.items()),
         )
 
@@ -130,7 +131,7 @@ class SchedulerCore:
         limit_tokens = self._flow.fleet.canvas_limit_tokens
         if limit_tokens is not None:
             check_fits(spec, limit_tokens, max_gen_len_tokens=self._config.max_gen_len_tokens)
-        check_room(self._flow.book.unplaced_requests, self._config.max_queued_requests)
+        check_room(self._flow.book.waiting_like(spec), self._config.max_waiting(spec))
 
     def _on_submitted(self, event: RequestSubmitted) -> None:
         spec = event.spec
@@ -326,9 +327,10 @@ class SchedulerCore:
             barred=flow.fleet.barred_readers(owner.life),
         )
         target = flow.fleet.decode_target(need, owner=owner, now=flow.now)
-        if target is not None:
-            flow.start_decode(request, target)
-        return target is not None
+        if target is None or flow.must_rest(request, target):
+            return False
+        flow.start_decode(request, target)
+        return True
 
     def _place_prefill_head(self) -> bool:
         flow = self._flow
@@ -347,13 +349,14 @@ class SchedulerCore:
             now=flow.now,
             home=request.home.life.worker_id if sticky and request.home is not None else None,
         )
-        if target is not None:
-            flow.start_prefill(request, target)
-        return target is not None
+        if target is None or flow.must_rest(request, target):
+            return False
+        flow.start_prefill(request, target)
+        return True
 
     def _set_aside(self, request: Request) -> None:
         """No live worker can hold it: fail it if that was never different, else let it wait for one that can."""
-        if request.fits_known:
+        if request.fits_known and not request.spec.idle:
             self._flow.book.park(request)
         else:
             self._flow.fail(request, Reason.TOO_LONG, field="max_tokens")

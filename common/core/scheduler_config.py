@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from common.core import defaults
 from common.core.ids import ServingMode
 from common.core.options import Dispatch, QueueOrder
+from common.core.work import RequestSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,10 @@ class SchedulerConfig:
     tenant_quantum_tokens: int = defaults.DEFAULT_TENANT_QUANTUM_TOKENS
     tenant_weights: Mapping[str, int] = field(default_factory=dict)
     max_queue_wait_s: float = defaults.DEFAULT_MAX_QUEUE_WAIT_S
+
+    def max_waiting(self, spec: RequestSpec) -> int:
+        """How much may wait of what counts against room for `spec`."""
+        return defaults.MAX_WAITING_IDLE_BLOCKS if spec.idle else self.max_queued_requests
 
     @property
     def overflows(self) -> bool:

@@ -24,7 +24,8 @@ class RequestSpec:
     """What the gateway asks the scheduler for; immutable for the life of the request.
 
     `committed_token_ids` are whole blocks finished in an earlier life of the request (resume); `shown` are tokens of
-    the next block that the client has already seen, as (position, token). `deadline_s` counts from submission.
+    the next block that the client has already seen, as (position, token). `deadline_s` counts from submission. An
+    `idle` request's blocks are placed only while no other request waits.
     """
 
     request_id: RequestId
@@ -39,6 +40,7 @@ class RequestSpec:
     deadline_s: float | None = None
     committed_token_ids: tuple[int, ...] = ()
     shown: tuple[tuple[int, int], ...] = ()
+    idle: bool = False
 
     @property
     def blocks(self) -> int:

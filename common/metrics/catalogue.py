@@ -36,6 +36,7 @@ RUNNING_REQUESTS = Gauge("sangam_running_requests", "Requests taken in and not e
 QUEUED_BLOCKS = Gauge("sangam_queued_blocks", "Blocks that wait for a prefill")
 PARKED_BLOCKS = Gauge("sangam_parked_blocks", "Blocks of those that fit no live worker")
 WAITING_DECODE_BLOCKS = Gauge("sangam_waiting_decode_blocks", "Prefilled blocks that wait for decode memory")
+WAITING_IDLE_BLOCKS = Gauge("sangam_waiting_idle_blocks", "Blocks of idle requests (audits) that wait for their turn")
 OUTSTANDING_PREFILL_TOKENS = Gauge(
     "sangam_outstanding_prefill_tokens",
     "Canvas tokens of prefills given to a worker and not done",

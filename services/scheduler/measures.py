@@ -70,6 +70,7 @@ def _show(view: ClusterView) -> None:
     metrics.QUEUED_BLOCKS.show(view.queued_blocks)
     metrics.PARKED_BLOCKS.show(view.parked_blocks)
     metrics.WAITING_DECODE_BLOCKS.show(view.waiting_decode_blocks)
+    metrics.WAITING_IDLE_BLOCKS.show(view.waiting_idle_blocks)
     metrics.OVERLOAD_THRESHOLD_TOKENS.show(view.overload_threshold_tokens)
     metrics.OUTSTANDING_PREFILL_TOKENS.show_each(
         (worker.outstanding_prefill_tokens, {"worker_id": worker.spec.life.worker_id}) for worker in view.workers

@@ -186,6 +186,7 @@ def _request_specs(draw):
         deadline_s=draw(st.none() | durations),
         committed_token_ids=tuple(committed),
         shown=tuple((position, draw(uint32)) for position in positions),
+        idle=draw(st.booleans()),
     )
 
 

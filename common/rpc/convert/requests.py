@@ -68,6 +68,7 @@ def request_spec_to_proto(spec: RequestSpec) -> scheduler_pb2.ScheduleRequest:
         tenant=spec.tenant,
         priority=spec.priority,
         committed_token_ids=spec.committed_token_ids,
+        idle=spec.idle,
     )
     if spec.shown:
         message.shown.positions.extend(position for position, _ in spec.shown)
@@ -95,6 +96,7 @@ def request_spec_from_proto(message: scheduler_pb2.ScheduleRequest, *, deadline_
         deadline_s=deadline_s,
         committed_token_ids=tuple(message.committed_token_ids),
         shown=tuple(zip(shown.positions, shown.token_ids, strict=True)),
+        idle=message.idle,
     )
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "tenant", "priority", "committed_token_ids", "shown")
+    __slots__ = ("request_id", "prompt_token_ids", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "tenant", "priority", "committed_token_ids", "shown", "idle")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class ScheduleRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SHOWN_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
@@ -31,7 +32,8 @@ class ScheduleRequest(_message.Message):
     priority: int
     committed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     shown: _types_pb2.StepDelta
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., shown: _Optional[_Union[_types_pb2.StepDelta, _Mapping]] = ...) -> None: ...
+    idle: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., shown: _Optional[_Union[_types_pb2.StepDelta, _Mapping]] = ..., idle: _Optional[bool] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
     __slots__ = ("events",)
