@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
 
 from common.cli.generation_output import BlockReport, GenerationOutput
+from common.cli.reconnect import Reconnect, Reconnection, new_request_id
 from common.core.params import (
     ConfidenceDynamic,
     ConfidenceQuota,
@@ -29,6 +32,7 @@ from common.rpc.status import wire_error
 from sangam.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 _MAX_INT32 = 2**31 - 1
+_CANCEL_TIMEOUT_S = 2.0
 
 OnText = Callable[[str], None]
 OnTokens = Callable[[Sequence[int], Sequence[int]], None]
@@ -57,34 +61,93 @@ async def generate_at(
     timeout_s: float | None,
     on_text: OnText,
     on_tokens: OnTokens = lambda positions, token_ids: None,
+    reconnect: Reconnect | None = None,
 ) -> GenerationOutput:
     """Run `request` at the gateway `address` (host:port); `on_text` gets the text piece by piece.
 
     `on_tokens` gets committed tokens, and with `include_revealed` in the request all others as they are revealed.
 
+    With `reconnect` a call that breaks after the gateway has taken the request on is made again; no text repeats.
     Raises `WireError` when it fails, `ConfigError` when it is no gateway that answers there; cancelling this cancels
     the request.
     """
     async with open_channel(address) as channel:
         stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
-        call = stub.Generate(request, timeout=timeout_s)
-        answer = _Answer(on_text, on_tokens)
+        call = _GatewayCall(stub=stub, address=address, request=request, answer=_Answer(on_text, on_tokens))
+        if reconnect is None:
+            await call.listen(timeout_s=timeout_s)
+        else:
+            await call.persist(reconnect, timeout_s=timeout_s)
+    return call.answer.output()
+
+
+class _GatewayCall:
+    """One request at one gateway, over one call or several."""
+
+    def __init__(
+        self,
+        *,
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub,
+        address: str,
+        request: inference_pb2.GenerateRequest,
+        answer: _Answer,
+    ) -> None:
+        self._stub = stub
+        self._address = address
+        self._request = inference_pb2.GenerateRequest()
+        self._request.CopyFrom(request)
+        self.answer = answer
+
+    async def listen(self, *, timeout_s: float | None, on_response: Callable[[], None] = lambda: None) -> None:
+        """One call, up to its end; `on_response` is told of every response. Raises as `generate_at` does."""
+        call = self._stub.Generate(self._request, timeout=timeout_s)
         try:
             async for response in call:
-                answer.take(response)
+                on_response()
+                self.answer.take(response)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise ConfigError(
-                    f"--address: what answers at {address} is no gateway; `sangam up` prints the gateway's address"
-                ) from None
-            raise _explained(wire_error(error), address, begun=answer.begun) from None
+                here = f"what answers at {self._address} is no gateway"
+                raise ConfigError(f"--address: {here}; `sangam up` prints the gateway's address") from None
+            raise _explained(wire_error(error), self._address, begun=self.answer.begun) from None
         finally:
             call.cancel()
-    return answer.output()
+
+    async def persist(self, policy: Reconnect, *, timeout_s: float | None) -> None:
+        """As many calls as it takes, within `timeout_s` altogether."""
+        loop = asyncio.get_running_loop()
+        ends_at_s = math.inf if timeout_s is None else loop.time() + timeout_s
+        self._request.request_id = self._request.request_id or new_request_id()
+        self._request.detach_grace_ms = round(policy.detach_grace_s * 1000)
+        tries = Reconnection(policy)
+        try:
+            while True:
+                if (left_s := ends_at_s - loop.time()) <= 0:
+                    raise WireError(Reason.DEADLINE_EXCEEDED, "the deadline passed")
+                self._request.from_position = self.answer.count_tokens
+                try:
+                    await self.listen(timeout_s=None if timeout_s is None else left_s, on_response=tries.heard)
+                    return
+                except WireError as error:
+                    if error.reason is not Reason.PEER_LOST or not self.answer.begun:
+                        raise
+                    await tries.pause(error)
+        except asyncio.CancelledError:
+            await self._cancel()
+            raise
+
+    async def _cancel(self) -> None:
+        """Tell the gateway that nobody comes back; if it cannot be told, its grace ends the request."""
+        try:
+            await self._stub.Cancel(
+                inference_pb2.CancelRequest(request_id=self._request.request_id), timeout=_CANCEL_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError:
+            return
 
 
 class _Answer:
-    """Gathers one call's responses."""
+    """Gathers one request's responses."""
 
     def __init__(self, on_text: OnText, on_tokens: OnTokens) -> None:
         self._on_text = on_text
@@ -94,6 +157,11 @@ class _Answer:
         self._token_ids: list[int] = []
         self._text: list[str] = []
         self.begun = False
+
+    @property
+    def count_tokens(self) -> int:
+        """Committed tokens that are here."""
+        return len(self._token_ids)
 
     def take(self, response: inference_pb2.GenerateResponse) -> None:
         self.begun = True

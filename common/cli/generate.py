@@ -12,6 +12,7 @@ from pathlib import Path
 from common.cli.default_model import default_model_dir
 from common.cli.gateway_client import OnText, generate_at, request_of
 from common.cli.generation_output import GenerationOutput
+from common.cli.reconnect import Reconnect
 from common.cli.text_output import TextOutput
 from common.config_values import is_address
 from common.core.params import (
@@ -32,6 +33,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 ADDRESS_VARIABLE = "SANGAM_ADDRESS"
 DEFAULT_MAX_TOKENS = 64
 _LOCAL_ONLY = ("model", "device", "dtype", "kv_pages")
+_GATEWAY_ONLY = ("address", "request_id", "no_retry")
 _FLAG_OF_FIELD = {
     "prompt": "--prompt",
     "token_ids": "--token-ids",
@@ -42,6 +44,7 @@ _FLAG_OF_FIELD = {
     "confidence_dynamic": "--dynamic",
     "temperature": "--temperature",
     "seed": "--seed",
+    "request_id": "--request-id",
 }
 """What to type differently, by the name that the API has for it."""
 
@@ -99,15 +102,25 @@ def _generate(args: argparse.Namespace, wanted: GenerationInput, *, on_text: OnT
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: only with --local")
     address = args.address or _address(os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
-    return asyncio.run(generate_at(address, request_of(wanted), timeout_s=args.timeout, on_text=on_text))
+    request = request_of(wanted)
+    request.request_id = args.request_id or ""
+    reconnect = None if args.no_retry else Reconnect(on_wait=_say)
+    return asyncio.run(
+        generate_at(address, request, timeout_s=args.timeout, on_text=on_text, reconnect=reconnect),
+    )
+
+
+def _say(line: str) -> None:
+    print(f"sangam generate: {line}", file=sys.stderr)
 
 
 def _generate_locally(args: argparse.Namespace, wanted: GenerationInput, on_text: OnText) -> GenerationOutput:
     # Tokenizer and engine: not needed, and not everywhere installed, when a gateway does the work.
     from common.cli.local import LocalOptions, generate_locally
 
-    if args.address is not None:
-        raise ConfigError("--address: not with --local")
+    for name in _GATEWAY_ONLY:
+        if getattr(args, name):
+            raise ConfigError(f"--{name.replace('_', '-')}: not with --local")
     options = LocalOptions(
         model_dir=default_model_dir() if args.model is None else args.model,
         device=args.device or "cpu",
@@ -167,6 +180,16 @@ def _add_place_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         type=_address_argument,
         help=f"the gateway (default {ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
+    )
+    parser.add_argument(
+        "--request-id",
+        metavar="ID",
+        help="name of the request; one that runs or finished not long ago is attached to (default: a random one)",
+    )
+    parser.add_argument(
+        "--no-retry",
+        action="store_true",
+        help="fail when the gateway goes away, instead of going on where the text is as soon as it is back",
     )
     local = parser.add_argument_group("without services")
     local.add_argument("--local", action="store_true", help="run the engine in this process")
