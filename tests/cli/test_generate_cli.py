@@ -151,7 +151,7 @@ async def test_the_address_comes_from_the_environment_unless_given(generate, gat
 
 async def test_a_timeout_is_the_calls_deadline(generate, scheduler, capsys):
     scheduler.script(play_then_hang(queued(), step(0, 0, {0: 97})))
-    assert await generate(*PROMPT, "--timeout", "0.3") == 1
+    assert await generate(*PROMPT, "--timeout", "3") == 1
     out, err = capsys.readouterr()
     assert out == "a\n"
     assert err.startswith("sangam generate: error: ") and "deadline" in err and err.count("\n") == 1
