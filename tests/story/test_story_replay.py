@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -131,6 +132,11 @@ def test_a_service_keeps_its_newest_stories_only(tmp_path: Path) -> None:
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert len(kept) == MAX_STORIES + 1
     assert all(name.startswith(("kv_store.", "other.")) and name.endswith(SUFFIX) for name in kept)
+
+
+def test_a_story_is_its_owners_alone(tmp_path: Path) -> None:
+    registry_story(tmp_path / "a")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
 
 
 def test_no_folder_means_no_story_and_no_cost(tmp_path: Path) -> None:
