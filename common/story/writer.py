@@ -68,7 +68,9 @@ class StoryWriter:
         self.path = path
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._file: BinaryIO | None = open(path, "xb", buffering=0, opener=_for_its_owner)
+        # Prompts are nobody else's business.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file: BinaryIO | None = os.fdopen(descriptor, "wb", buffering=0)
         self._write({"story": VERSION, "core": core, "service": service, "config": encode(config)})
 
     def recorded(self, handle: Callable[[Event, float], list[Effect]]) -> Callable[[Event, float], list[Effect]]:
@@ -118,11 +120,6 @@ class StoryWriter:
     def _stop(self, why: str) -> None:
         log.warning("the story of this service ends: %s", why)
         self.close()
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    """Prompts are nobody else's business."""
-    return os.open(path, flags, 0o600)
 
 
 def open_story(folder: Path | None, *, core: str, service: str, config: Any) -> Story:
