@@ -7,9 +7,14 @@ from common.errors import InvalidRequest, Reason, TooLong, WireError
 
 RETRY_AFTER_S = 1.0
 
+MAX_REQUEST_ID_CHARACTERS = 128
+"""An id is in every message, line and log about its request."""
+
 
 def check_spec(spec: RequestSpec) -> None:
     """Raise `InvalidRequest` naming the field that makes no sense, `WireError` when the deadline has passed."""
+    if not 0 < len(spec.request_id) <= MAX_REQUEST_ID_CHARACTERS:
+        raise InvalidRequest("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARACTERS} characters")
     for name, value in (("max_tokens", spec.max_tokens), ("block_length_tokens", spec.block_length_tokens)):
         if value < 1:
             raise InvalidRequest(name, f"must be at least 1, not {value}")

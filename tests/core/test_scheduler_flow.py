@@ -211,6 +211,8 @@ def test_reports_are_shown_and_change_no_tally() -> None:
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
+        (request_spec(""), "request_id"),
+        (request_spec("r" * 129), "request_id"),
         (request_spec("r", max_tokens=0), "max_tokens"),
         (request_spec("r", max_tokens=-5), "max_tokens"),
         (request_spec("r", prompt=0), "prompt_token_ids"),

@@ -14,6 +14,7 @@ from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.generation_output import GenerationOutput
+from common.cli.reconnect import Reconnect
 from common.cli.status import fetch_state, unfree_pages
 from common.core.ids import ServingMode
 from common.generation_input import GenerationInput
@@ -48,10 +49,15 @@ async def running_cluster(model_dir: Path, run_dir: Path, **settings: Any) -> As
     assert processes_of(run_dir) == []
 
 
-async def ask(cluster: Cluster, wanted: GenerationInput) -> GenerationOutput:
+async def ask(
+    cluster: Cluster, wanted: GenerationInput, *, reconnect: Reconnect | None = None, request_id: str = ""
+) -> GenerationOutput:
     """One request through the cluster's gateway."""
     request = request_of(wanted)
-    return await generate_at(cluster.gateway_address, request, timeout_s=TIMEOUT_S, on_text=lambda text: None)
+    request.request_id = request_id
+    return await generate_at(
+        cluster.gateway_address, request, timeout_s=TIMEOUT_S, on_text=lambda text: None, reconnect=reconnect
+    )
 
 
 async def state_of(cluster: Cluster) -> scheduler_pb2.GetClusterStateResponse:

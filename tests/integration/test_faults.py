@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from common.cli.cluster import Cluster
 from common.cli.local_check import LocalCheck
+from common.cli.reconnect import Reconnect
 from common.core.params import ConfidenceQuota
 from common.generation_input import GenerationInput
 from tests.integration.cluster_help import all_pages_free, ask, eventually, random_model, running_cluster, state_of
@@ -53,7 +54,7 @@ async def kill_under_load(
     cluster: Cluster, name: str, expected: tuple[int, ...], *, number: signal.Signals = signal.SIGKILL
 ) -> None:
     """Signal a process in the middle of three requests; all end with the expected tokens, every page comes back."""
-    calls = [asyncio.create_task(ask(cluster, LONG)) for _ in range(3)]
+    calls = [asyncio.create_task(ask(cluster, LONG, reconnect=Reconnect())) for _ in range(3)]
     await eventually(lambda: is_running(cluster, len(calls)))
     os.kill(cluster.processes[name], number)
     outputs = await asyncio.gather(*calls)
@@ -86,6 +87,23 @@ async def test_ended_scheduler_costs_no_request_and_comes_back_at_its_place(
     await kill_under_load(cluster, "scheduler", expected, number=number)
     assert cluster.scheduler_address == address
     assert cluster.restarts["scheduler"] == restarts + 1
+
+
+async def test_killed_gateway_costs_no_request_and_repeats_no_text(cluster: Cluster, expected: tuple[int, ...]) -> None:
+    address, restarts = cluster.gateway_address, cluster.restarts["gateway"]
+    await kill_under_load(cluster, "gateway", expected)
+    assert cluster.gateway_address == address
+    assert cluster.restarts["gateway"] == restarts + 1
+
+
+async def test_one_request_under_one_id_however_many_ask(cluster: Cluster, expected: tuple[int, ...]) -> None:
+    ended = (await state_of(cluster)).ended_requests
+    calls = [asyncio.create_task(ask(cluster, LONG, request_id="shared")) for _ in range(3)]
+    outputs = await asyncio.gather(*calls)
+    outputs.append(await ask(cluster, LONG, request_id="shared"))
+    assert [output.token_ids for output in outputs] == [expected] * 4
+    assert len({output.total_s for output in outputs}) == 1
+    assert (await state_of(cluster)).ended_requests == ended + 1
 
 
 async def test_killed_registry_is_not_even_noticed(cluster: Cluster, expected: tuple[int, ...]) -> None:
