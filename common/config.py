@@ -59,6 +59,10 @@ class GatewayConfig(ServiceConfig):
     default_deadline_s: float = field(
         default=0.0, metadata=about("deadline of a request whose client sets none, in seconds (0: none)", minimum=0)
     )
+    drain_s: float = field(
+        default=defaults.DEFAULT_DRAIN_S,
+        metadata=about("how long work in flight may take to end once told to stop, in seconds", minimum=0),
+    )
     request_ttl_s: float = field(
         default=defaults.DEFAULT_REQUEST_TTL_S,
         metadata=about("how long a finished request can be had again by its request_id, in seconds", minimum=0),
@@ -273,6 +277,10 @@ class WorkerConfig(CoreServiceConfig):
             "raise it for a large model on cpu",
             minimum=0,
         ),
+    )
+    drain_s: float = field(
+        default=defaults.DEFAULT_DRAIN_S,
+        metadata=about("how long work in flight may take to end once told to stop, in seconds", minimum=0),
     )
     torch_threads: int = field(default=0, metadata=about("CPU threads per forward (0: torch's own choice)", minimum=0))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 
 from common.cli.cluster_config import ClusterConfig
@@ -20,7 +20,8 @@ from common.cli.supervisor import ManagedProcess, ProcessSpec, ServiceFailed, st
 from common.errors import WireError
 
 START_TIMEOUT_S = 120.0
-STOP_GRACE_S = 8.0
+STOP_MARGIN_S = 5.0
+"""A service is killed this long after the time it has for its work in flight."""
 PROGRESS_INTERVAL_S = 3.0
 REGISTRATION_POLL_S = 0.05
 
@@ -103,8 +104,26 @@ class Cluster:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         groups = ([self._gateway], self._workers, self._schedulers, [self._kv_store], [self._redis])
         for group in groups:
-            await stop_all([process for process in group if process is not None], grace_s=STOP_GRACE_S)
+            await stop_all([process for process in group if process is not None], grace_s=self._grace_s)
         (self.config.run_dir / CLUSTER_FILE).unlink(missing_ok=True)
+
+    async def renew(self, names: Sequence[str] = ()) -> AsyncIterator[str]:
+        """Restart these services (none named: all of ours) one after the other, each in order; yields the name of each.
+
+        The next one's turn comes when the cluster is whole again. A drained worker stays away. Raises ServiceFailed
+        when a service does not come back, before any further one is touched.
+        """
+        known = {process.spec.name: process for process in self._all() if process is not self._redis}
+        for name, process in known.items():
+            if (names and name not in names) or process.pid is None:
+                continue
+            await process.renew(grace_s=self._grace_s)
+            await wait_for_workers(self.scheduler_address, sum(worker.pid is not None for worker in self._workers))
+            yield name
+
+    @property
+    def _grace_s(self) -> float:
+        return self.config.drain_s + STOP_MARGIN_S
 
     async def _start(self) -> None:
         specs, registry = ServiceSpecs(self.config), self.config.registry

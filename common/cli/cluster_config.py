@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.config_values import TokensOrAuto
-from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
+from common.core.defaults import DEFAULT_DRAIN_S, DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import ServingMode
 
 
@@ -19,9 +19,9 @@ class ClusterConfig:
     `device` may name several, separated by commas: they are dealt out to the workers in turn. `torch_threads` 0 shares
     all cores but one among the workers. `story_dir` gets the stories of the cores, for `sangam replay` (None: none).
     `registry` is where the registry keeps its entries, and several schedulers their leader's lease: memory, a
-    redis://host:port/db, or "" for a redis-server of the cluster's own. `worker_options` and `scheduler_options` are
-    further flags for every worker and for every scheduler, `options_of` for single services by name ("decode-1"); these
-    win over all others.
+    redis://host:port/db, or "" for a redis-server of the cluster's own. Work in flight has `drain_s` seconds to end
+    when a service is told to stop. `worker_options` and `scheduler_options` are further flags for every worker and for
+    every scheduler.
     """
 
     model_dir: Path
@@ -40,6 +40,7 @@ class ClusterConfig:
     kv_pages: int = 0
     torch_threads: int = 0
     kv_transport: str = "tcp"
+    drain_s: float = DEFAULT_DRAIN_S
     log_level: str = "info"
     story_dir: Path | None = None
     worker_options: tuple[str, ...] = field(default=())

@@ -28,6 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("common.cli.replay", "run a recorded story of a service's core again and compare"),
     "drain": ("common.cli.drain", "give a worker no new work and let it finish"),
     "eval": ("common.cli.eval", "score a model on held-out questions, and show what caching costs"),
+    "rolling-restart": (
+        "common.cli.rolling_restart",
+        "restart the services of a running cluster, one by one",
+    ),
     "demo": ("common.cli.demo", "start a cluster, send prompts, show what happened, stop it"),
     "bench-kv": ("common.bench.kv", "compare the K/V data plane with raw sockets, UCXX and memcpy"),
     "bench-overhead": ("common.bench.overhead", "compare the services with the engine in process"),

@@ -72,6 +72,19 @@ def running_clusters() -> list[RunningCluster]:
     return [cluster for run_dir in sorted(runs_dir().glob("*")) if (cluster := read_cluster_file(run_dir))]
 
 
+def find_run_dir(given: Path | None) -> Path:
+    """Folder of a running cluster: `given`, else that of this user's one cluster. Raises NoCluster."""
+    found = [given] if given is not None else sorted(runs_dir().glob("*"))
+    running = [run_dir for run_dir in found if read_cluster_file(run_dir) is not None]
+    if not running:
+        where = "is running here" if given is None else f"is running in {given}"
+        raise NoCluster(f"no cluster of yours {where}; start one with `sangam up`")
+    if len(running) > 1:
+        choices = ", ".join(str(run_dir) for run_dir in running)
+        raise NoCluster(f"several clusters are running; choose one with --run-dir: {choices}")
+    return running[0]
+
+
 def find_scheduler(address: str) -> str:
     """host:port of the scheduler to talk to, of several with commas: `address`, else that of this user's one cluster.
 

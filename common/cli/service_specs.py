@@ -52,7 +52,8 @@ class ServiceSpecs:
         """The gateway."""
         config = self._config
         flags = ("--host", config.host, "--scheduler-address", schedulers, "--model-dir", str(config.model_dir))
-        return self._service("gateway", "services.gateway", flags, port=config.grpc_port)
+        drain = ("--drain-s", str(config.drain_s))
+        return self._service("gateway", "services.gateway", (*flags, *drain), port=config.grpc_port)
 
     def _worker(self, role: Role, index: int, device: str, common: tuple[str, ...]) -> ProcessSpec:
         config, name = self._config, f"{role.value}-{index}"
@@ -65,6 +66,7 @@ class ServiceSpecs:
             "--token-budget": str(config.token_budget_tokens),
             "--torch-threads": str(config.threads_per_worker),
             "--kv-transport": config.kv_transport,
+            "--drain-s": str(config.drain_s),
         }
         flags = [part for pair in arguments.items() for part in pair]
         flags += [*common, *self._story, *config.worker_options]

@@ -83,6 +83,7 @@ class ManagedProcess:
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
+        self._renewing = False
         self._port = spec.port
         self._patience_s = 0.0
         self._address = ""
@@ -123,6 +124,10 @@ class ManagedProcess:
             code = await self._process.wait()
             if self._stopping:
                 return
+            if self._renewing:
+                self._renewing = False
+                await self._restart()
+                continue
             if code == 0 and self.spec.may_end:
                 self._say(f"{self.spec.name} has ended by itself (drained); it is not restarted")
                 return
@@ -133,9 +138,28 @@ class ManagedProcess:
             await asyncio.sleep(pause_s)
             await self._restart()
 
+    async def renew(self, *, grace_s: float) -> None:
+        """End this life in order, at most within `grace_s`, and wait until the next one, at the same place, serves.
+
+        Only while `supervise` runs. Raises ServiceFailed when no next life serves; one that has ended stays ended.
+        """
+        if self.pid is None:
+            return
+        restarts, self._renewing = self.restarts, True
+        await self._end(grace_s)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while self.ready is None or self.restarts == restarts:  # noqa: ASYNC110  # another process tells
+                    await asyncio.sleep(READY_POLL_S)
+        except TimeoutError:
+            raise ServiceFailed(self._failure(f"did not serve again within {self._patience_s:.0f} s")) from None
+
     async def stop(self, *, grace_s: float) -> int | None:
         """Ask the process to end (SIGTERM), and insist (SIGKILL) after `grace_s`. Returns its exit code."""
         self._stopping = True
+        return await self._end(grace_s)
+
+    async def _end(self, grace_s: float) -> int | None:
         if self._process is None:
             return None
         self._signal(signal.SIGTERM)

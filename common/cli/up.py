@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import socket
 import sys
 from pathlib import Path
 
 from common.checkpoint import check_checkpoint
-from common.cli.cluster import STOP_GRACE_S, Cluster
+from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
 from common.cli.default_model import default_model_dir
 from common.cli.interrupt import Interrupted, run_interruptible
 from common.cli.policy_flags import add_policy_arguments, scheduler_options, tokens_or_auto, worker_options
 from common.cli.redis_process import redis_installed
+from common.cli.restart_orders import obey_restart_orders
 from common.cli.run_dir import new_run_dir
 from common.cli.supervisor import ServiceFailed
 from common.cli.table import render_table
 from common.config_values import AUTO, check_registry
-from common.core.defaults import DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
+from common.core.defaults import DEFAULT_DRAIN_S, DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import ServingMode
 from common.errors import ConfigError
 from common.text_codec import load_text_codec
@@ -96,6 +98,13 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("tcp", "ucx", "auto"),
         help="what moves K/V between workers; auto: ucx where it is installed, else tcp (default %(default)s)",
     )
+    parser.add_argument(
+        "--drain-s",
+        type=_seconds,
+        default=DEFAULT_DRAIN_S,
+        metavar="S",
+        help="how long work in flight may take to end when a service is told to stop, in seconds (default %(default)g)",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
     parser.add_argument(
         "--story-dir",
@@ -150,9 +159,17 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
         dtype=args.dtype,
         kv_pages=args.kv_pages,
         kv_transport=_installed_transport(args.kv_transport),
+        drain_s=args.drain_s,
         log_level=args.log_level,
         story_dir=None if args.story_dir is None else args.story_dir.absolute(),
     )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(text)
+    return value
 
 
 def _registry(args: argparse.Namespace) -> str:
@@ -211,9 +228,11 @@ async def _serve(config: ClusterConfig) -> None:
     async with Cluster(config, say=say) as cluster:
         print(banner(cluster), flush=True)
         try:
-            await cluster.watch()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(obey_restart_orders(cluster, say=say))
+                await cluster.watch()
         except asyncio.CancelledError:
-            say(f"stopping; running requests get {STOP_GRACE_S:.0f} s (Ctrl-C again ends them now)")
+            say(f"stopping; running requests get {config.drain_s:g} s (Ctrl-C again ends them now)")
             raise
 
 

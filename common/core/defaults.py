@@ -61,6 +61,9 @@ DEFAULT_HEARTBEAT_TIMEOUT_S = 3.0
 DEFAULT_LEADER_LEASE_S = 2.0
 """How long the leader of several schedulers leads without word from the lease's Redis."""
 
+DEFAULT_DRAIN_S = 30.0
+"""How long work in flight, and K/V still owed (a lease's time), may take to end once a process is told to stop."""
+
 DEFAULT_HEARTBEAT_KEEPALIVE_S = 0.5
 """Longest pause between two heartbeats of an idle worker."""
 

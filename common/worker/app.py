@@ -49,9 +49,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-DRAIN_TIMEOUT_S = 15.0
-"""Longest wait, once draining, for work and retained K/V to find their end; what is left is handed back."""
-
 STOP_GRACE_S = 1.0
 """Time for the last answers to leave the server."""
 
@@ -189,18 +186,18 @@ class WorkerApp:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _drain(self) -> None:
-        """Take nothing new, let what is here end; the order is the design's (section 7)."""
+        """Take nothing new, let what is here end for `drain_s` at most; what is left then is handed back."""
         log.info("%s drains", self._life.worker_id)
         assert self._rpc is not None
         await self._rpc.set_serving(False)
         await self._link.announce_draining()
         self._reception.close()
         try:
-            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            async with asyncio.timeout(self._config.drain_s):
                 await self._calls.wait_empty()
                 await self._retained.wait_empty()
         except TimeoutError:
-            log.warning("handing %d calls back after %g s", len(self._calls), DRAIN_TIMEOUT_S)
+            log.warning("handing %d calls back after %g s", len(self._calls), self._config.drain_s)
 
     async def _close(self) -> None:
         """Hand back what is left and close, also after a bug (then the core is not asked any more)."""

@@ -24,13 +24,12 @@ from services.gateway.servicer import InferenceServicer
 from services.gateway.text_work import TextWork
 
 SERVICE_NAME = "sangam.v1.InferenceService"
-STOP_GRACE_S = 30.0
 
 _log = logging.getLogger(__name__)
 
 
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, then let running requests end (at most `STOP_GRACE_S`).
+    """Serve until `stop` is set, then let running requests end (at most `drain_s`).
 
     Ready as soon as it listens: requests that arrive before the scheduler wait for it. Raises `CheckpointError` for a
     bad model folder before any port is opened.
@@ -75,7 +74,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         _log.info("gateway serves %s at %s, scheduler %s", model.model_id, address, config.scheduler_address)
         await stop.wait()
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
-        await server.stop(STOP_GRACE_S)
+        await server.stop(config.drain_s)
         following.cancel()
         for task in background:
             task.cancel()

@@ -112,7 +112,7 @@ class RedisLease:
 
     async def _run(self, script: str, *numbers: int) -> Any:
         """The script's answer; LeaseUnreachable without one."""
-        arguments = (self._holder, round(self._ttl_s * 1000), *numbers)
+        arguments: tuple[str | int, ...] = (self._holder, round(self._ttl_s * 1000), *numbers)
         try:
             async with asyncio.timeout(self._call_timeout_s):
                 return await self._redis.eval(script, 2, LEASE_KEY, TERM_KEY, *arguments)

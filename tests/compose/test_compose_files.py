@@ -21,6 +21,7 @@ from common.config import (
     env_of,
     load_config,
 )
+from common.core.defaults import DEFAULT_DRAIN_S
 from tests.compose.compose_file import COMPOSE_DIR, read_stack, variable_defaults
 
 BASE, HOST, GPU = "docker-compose.yaml", "docker-compose.host.yaml", "docker-compose.gpu.yaml"
@@ -122,11 +123,11 @@ def test_grace_periods_outlast_the_drain() -> None:
     # The constants live in modules that need torch or open ports; their source is enough.
     root = COMPOSE_DIR.parent
     drains_s = {
-        "gateway": _constant(root / "services/gateway/service.py", "STOP_GRACE_S"),
+        "gateway": DEFAULT_DRAIN_S,
         "scheduler": _constant(root / "services/scheduler/service.py", "STOP_GRACE_S"),
         "kv_store": _constant(root / "services/kv_store/app.py", "_STOP_GRACE_S"),
-        "decode_worker": _constant(root / "common/worker/app.py", "DRAIN_TIMEOUT_S"),
-        "prefill_worker": _constant(root / "common/worker/app.py", "DRAIN_TIMEOUT_S"),
+        "decode_worker": DEFAULT_DRAIN_S,
+        "prefill_worker": DEFAULT_DRAIN_S,
     }
     services = read_stack(BASE)
     for name, drain_s in drains_s.items():

@@ -1,0 +1,86 @@
+"""Every service restarted in order, one after the other, under load: no request fails, all get their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from common.cli.cluster import Cluster
+from common.cli.local_check import LocalCheck
+from common.cli.restart_orders import leave_order, obey_restart_orders
+from common.core.params import ConfidenceQuota
+from common.generation_input import GenerationInput
+from tests.integration.cluster_help import all_pages_free, ask, eventually, random_model, running_cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = GenerationInput(
+    text="The river runs", token_ids=None, max_tokens=192, strategy=ConfidenceQuota(1), temperature=0.5, ignore_eos=True
+)
+BEHIND_THE_GATEWAY = ("scheduler", "prefill-0", "decode-0", "kv_store")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    folder = tmp_path_factory.mktemp("rolling")
+    async with running_cluster(random_model(folder / "model"), folder / "run") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: Cluster) -> tuple[int, ...]:
+    """The tokens of the engine in process."""
+    return LocalCheck.load(cluster.config.model_dir, [LONG], device="cpu", dtype="auto").run(LONG).token_ids
+
+
+async def test_all_behind_the_gateway_restart_without_a_failed_request(
+    cluster: Cluster, expected: tuple[int, ...]
+) -> None:
+    pids, over = cluster.processes, asyncio.Event()
+
+    async def client() -> int:
+        asked = 0
+        while not over.is_set():
+            assert (await ask(cluster, LONG)).token_ids == expected
+            asked += 1
+        return asked
+
+    clients = [asyncio.create_task(client()) for _ in range(3)]
+    assert [name async for name in cluster.renew(BEHIND_THE_GATEWAY)] == list(BEHIND_THE_GATEWAY)
+    over.set()
+    assert all(await asyncio.gather(*clients))
+    for name in BEHIND_THE_GATEWAY:
+        assert cluster.processes[name] != pids[name] and cluster.restarts[name] == 1
+    assert cluster.processes["gateway"] == pids["gateway"]
+    await eventually(lambda: all_pages_free(cluster))
+
+
+async def test_a_gateway_ends_what_it_has_before_it_restarts(cluster: Cluster, expected: tuple[int, ...]) -> None:
+    pid = cluster.processes["gateway"]
+    calls = [asyncio.create_task(ask(cluster, LONG)) for _ in range(3)]
+    await asyncio.sleep(0.2)
+    assert [name async for name in cluster.renew(["gateway"])] == ["gateway"]
+    assert [output.token_ids for output in await asyncio.gather(*calls)] == [expected] * 3
+    assert cluster.processes["gateway"] != pid
+    assert (await ask(cluster, LONG)).token_ids == expected
+
+
+async def test_orders_are_carried_out_and_told(cluster: Cluster) -> None:
+    obeying = asyncio.create_task(obey_restart_orders(cluster, say=lambda line: None))
+    await asyncio.sleep(0)
+    run_dir, restarts = cluster.config.run_dir, cluster.restarts["kv_store"]
+    told = leave_order(run_dir, ["kv_store"])
+    refused = leave_order(run_dir, ["kv_stoer"])
+
+    async def are_over() -> bool:
+        return "done" in told.read_text() and "failed" in refused.read_text()
+
+    await eventually(are_over)
+    assert told.read_text().splitlines() == ["kv_store is back", "done"]
+    assert "no service kv_stoer here (there are gateway, scheduler" in refused.read_text()
+    assert cluster.restarts["kv_store"] == restarts + 1
+    obeying.cancel()
+    await asyncio.gather(obeying, return_exceptions=True)
