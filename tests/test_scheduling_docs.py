@@ -12,7 +12,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "scheduling.md"
 NOT_POLICY = {
     *(setting.name for setting in dataclasses.fields(ServiceConfig)),
     *("kv_store_address", "scheduler_address", "advertise_host", "model_dir", "device", "dtype", "worker_id"),
-    *("kv_transport", "torch_threads", "stuck_forward_s"),
+    *("kv_transport", "kv_port", "torch_threads", "stuck_forward_s", "story_dir"),
+    *("leader_lease", "leader_lease_s", "drain_s"),
 }
 UNITS = {"tokens", "seconds", "pages", "share", "shares", "iterations", "attempts", "requests", "decodes"}
 
