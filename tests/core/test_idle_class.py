@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.core.samples import delta, request_spec
 from tests.core.stage import Call, Stage, decoder, handle_of, only, prefiller, targets
 
 
-def idle_spec(name: str, **wanted: int) -> RequestSpec:
+def idle_spec(name: str, **wanted: Any) -> RequestSpec:
     """An audit's request."""
     return replace(request_spec(name, cache=CacheMode.NONE, **wanted), idle=True)
 
