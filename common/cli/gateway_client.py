@@ -34,7 +34,13 @@ from sangam.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 _MAX_INT32 = 2**31 - 1
 _CANCEL_TIMEOUT_S = 2.0
 
+_WAITS = {
+    types_pb2.WAIT_REASON_NO_WORKER: "no worker is there to take the request (see `sangam status`)",
+    types_pb2.WAIT_REASON_TOO_LARGE: "no live worker can hold so long a canvas (see `sangam status`)",
+}
+
 OnText = Callable[[str], None]
+OnNotice = Callable[[str], None]
 OnTokens = Callable[[Sequence[int], Sequence[int]], None]
 """Gets positions (from 0, the first generated token) and ids, parallel, of tokens that are known now."""
 
@@ -61,11 +67,14 @@ async def generate_at(
     timeout_s: float | None,
     on_text: OnText,
     on_tokens: OnTokens = lambda positions, token_ids: None,
+    on_notice: OnNotice = lambda line: None,
     reconnect: Reconnect | None = None,
 ) -> GenerationOutput:
     """Run `request` at the gateway `address` (host:port); `on_text` gets the text piece by piece.
 
     `on_tokens` gets committed tokens, and with `include_revealed` in the request all others as they are revealed.
+
+    `on_notice` gets a line for a person when the request waits for something that is not there.
 
     With `reconnect` a call that breaks after the gateway has taken the request on is made again; no text repeats.
     Raises `WireError` when it fails, `ConfigError` when it is no gateway that answers there; cancelling this cancels
@@ -73,11 +82,11 @@ async def generate_at(
     """
     async with open_channel(address) as channel:
         stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
-        call = _GatewayCall(stub=stub, address=address, request=request, answer=_Answer(on_text, on_tokens))
+        call = _GatewayCall(stub=stub, address=address, request=request, answer=_Answer(on_text, on_tokens, on_notice))
         if reconnect is None:
             await call.listen(timeout_s=timeout_s)
         else:
-            await call.persist(reconnect, timeout_s=timeout_s)
+            await call.persist(reconnect, Reconnection(reconnect, on_notice), timeout_s=timeout_s)
     return call.answer.output()
 
 
@@ -113,13 +122,12 @@ class _GatewayCall:
         finally:
             call.cancel()
 
-    async def persist(self, policy: Reconnect, *, timeout_s: float | None) -> None:
+    async def persist(self, policy: Reconnect, tries: Reconnection, *, timeout_s: float | None) -> None:
         """As many calls as it takes, within `timeout_s` altogether."""
         loop = asyncio.get_running_loop()
         ends_at_s = math.inf if timeout_s is None else loop.time() + timeout_s
         self._request.request_id = self._request.request_id or new_request_id()
         self._request.detach_grace_ms = round(policy.detach_grace_s * 1000)
-        tries = Reconnection(policy)
         try:
             while True:
                 if (left_s := ends_at_s - loop.time()) <= 0:
@@ -149,9 +157,10 @@ class _GatewayCall:
 class _Answer:
     """Gathers one request's responses."""
 
-    def __init__(self, on_text: OnText, on_tokens: OnTokens) -> None:
+    def __init__(self, on_text: OnText, on_tokens: OnTokens, on_notice: OnNotice) -> None:
         self._on_text = on_text
         self._on_tokens = on_tokens
+        self._on_notice = on_notice
         self._accepted = inference_pb2.Accepted()
         self._finished: inference_pb2.Finished | None = None
         self._token_ids: list[int] = []
@@ -176,6 +185,8 @@ class _Answer:
                 self._on_tokens(range(first, first + len(response.committed.token_ids)), response.committed.token_ids)
             case "revealed":
                 self._on_tokens(response.revealed.positions, response.revealed.token_ids)
+            case "waiting":
+                self._on_notice(f"waiting: {_WAITS.get(response.waiting.reason, 'no worker can take the request')}")
             case "finished":
                 self._finished = response.finished
 

@@ -104,9 +104,9 @@ def _generate(args: argparse.Namespace, wanted: GenerationInput, *, on_text: OnT
     address = args.address or _address(os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
     request = request_of(wanted)
     request.request_id = args.request_id or ""
-    reconnect = None if args.no_retry else Reconnect(on_wait=_say)
+    reconnect = None if args.no_retry else Reconnect()
     return asyncio.run(
-        generate_at(address, request, timeout_s=args.timeout, on_text=on_text, reconnect=reconnect),
+        generate_at(address, request, timeout_s=args.timeout, on_text=on_text, reconnect=reconnect, on_notice=_say),
     )
 
 

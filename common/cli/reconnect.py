@@ -17,19 +17,22 @@ _NOTICE_AFTER_S = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconnect:
     """`patience_s`: longest time without a word from the gateway, in seconds. `detach_grace_s`: how long the gateway is
-    asked to go on meanwhile, in seconds. `on_wait` gets a line for the user when it takes a while.
+    asked to go on meanwhile, in seconds.
     """
 
     patience_s: float = 60.0
     detach_grace_s: float = 30.0
-    on_wait: Callable[[str], None] = lambda line: None
 
 
 class Reconnection:
-    """The pauses of one request; `heard` whenever the gateway said something."""
+    """The pauses of one request; `heard` whenever the gateway said something.
 
-    def __init__(self, policy: Reconnect) -> None:
+    `on_notice` gets a line for the user when it takes a while.
+    """
+
+    def __init__(self, policy: Reconnect, on_notice: Callable[[str], None]) -> None:
         self._policy = policy
+        self._on_notice = on_notice
         self._backoff = Backoff(first_s=0.1, longest_s=1.0, jitter=True)
         self._heard_at_s = asyncio.get_running_loop().time()
         self._noticed = False
@@ -47,7 +50,7 @@ class Reconnection:
             raise error
         if silent_s > _NOTICE_AFTER_S and not self._noticed:
             self._noticed = True
-            self._policy.on_wait(f"{error}; trying again for {self._policy.patience_s:.0f} s")
+            self._on_notice(f"{error}; trying again for {self._policy.patience_s:.0f} s")
         await self._backoff.wait()
 
 

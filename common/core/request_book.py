@@ -8,7 +8,7 @@ from common.core.options import QueueOrder
 from common.core.request import BlockState, Request, RequestState
 from common.core.scheduler_config import SchedulerConfig
 from common.core.waiting_line import Waiter, WaitingLine
-from common.core.work import RequestSpec
+from common.core.work import RequestSpec, WaitReason
 
 QueueKey = tuple[float, RequestId]
 
@@ -84,6 +84,14 @@ class RequestBook:
     def ended_requests(self) -> int:
         """Requests that ended, well or badly, since the start."""
         return self._ended
+
+    def unservable(self, canvas_limit_tokens: int | None) -> list[tuple[RequestId, WaitReason]]:
+        """Requests that wait for a worker that is not there; the limit is that of the live ones, None without any."""
+        if canvas_limit_tokens is not None:
+            return [(request_id, WaitReason.TOO_LARGE) for request_id in self._parked]
+        states = (BlockState.WAITING_PREFILL, BlockState.KV_READY)
+        waiting = (request.id for request in self._requests.values() if request.block_state in states)
+        return [(request_id, WaitReason.NO_WORKER) for request_id in waiting]
 
     def get(self, request_id: RequestId) -> Request | None:
         """The living request of that id."""

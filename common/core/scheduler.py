@@ -110,6 +110,7 @@ class SchedulerCore:
             overload_threshold_adapts=self._config.overload_threshold_adapts,
             replay_divergences=self._flow.replay_divergences,
             waiting_idle_blocks=book.waiting_idle_blocks,
+            unservable=tuple(book.unservable(fleet.canvas_limit_tokens)),
             retried_blocks=tuple(self._flow.retried_blocks.items()),
         )
 

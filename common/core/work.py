@@ -19,6 +19,13 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
 
 
+class WaitReason(enum.Enum):
+    """Why no live worker can take a request's block."""
+
+    NO_WORKER = "no_worker"
+    TOO_LARGE = "too_large"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """What the gateway asks the scheduler for; immutable for the life of the request.

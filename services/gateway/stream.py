@@ -39,6 +39,8 @@ class ResponseStream:
                     yield self._accepted_response()
                 case "step":
                     yield from self._on_step(event.step, committed, with_revealed=with_revealed)
+                case "waiting":
+                    yield inference_pb2.GenerateResponse(waiting=inference_pb2.Waiting(reason=event.waiting.reason))
                 case "block_committed":
                     self._progress.block_committed(event.block_committed)
         if committed:

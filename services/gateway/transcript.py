@@ -45,7 +45,7 @@ class Transcript:
         self._accepted: inference_pb2.Accepted | None = None
         self._token_ids = array("I")
         self._text = ""
-        self._entries: list[_Mark | inference_pb2.Revealed] = []
+        self._entries: list[_Mark | inference_pb2.Revealed | inference_pb2.Waiting] = []
         self._outcome: inference_pb2.Finished | WireError | None = None
         self._grown = asyncio.Event()
         self.wants_revealed = False
@@ -78,6 +78,8 @@ class Transcript:
                 self._commit(response.committed)
             case "revealed":
                 self._entries.append(response.revealed)
+            case "waiting":
+                self._entries.append(response.waiting)
             case "finished":
                 self._outcome = response.finished
         self._wake_readers()
@@ -111,6 +113,11 @@ class Transcript:
             while index < len(self._entries):
                 entry = self._entries[index]
                 index += 1
+                if isinstance(entry, inference_pb2.Waiting):
+                    # Something came after it: it waits no more.
+                    if index == len(self._entries):
+                        yield inference_pb2.GenerateResponse(waiting=entry)
+                    continue
                 if isinstance(entry, inference_pb2.Revealed):
                     if view.include_revealed and (kept := _ahead_of(max(shown.tokens, view.from_position), entry)):
                         yield inference_pb2.GenerateResponse(revealed=kept)

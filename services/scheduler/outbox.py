@@ -11,8 +11,9 @@ from common.core.ids import RequestId
 from common.errors import WireError
 from common.rpc.status import wire_error_for
 from common.telemetry import current_trace_id
+from services.scheduler.wait_notices import RequestWaits
 
-Shown = PublishStep | PublishBlock | FinishRequest
+Shown = PublishStep | PublishBlock | FinishRequest | RequestWaits
 Published = Shown | FailRequest
 
 
@@ -31,7 +32,7 @@ class RequestOutbox:
         self._items: asyncio.Queue[Published | WireError] = asyncio.Queue()
 
     def put(self, item: Published) -> None:
-        """Append what the core published for this request."""
+        """Append what there is to tell of this request."""
         self._items.put_nowait(item)
 
     def fail(self, error: WireError) -> None:

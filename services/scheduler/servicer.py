@@ -11,6 +11,7 @@ from common.clock import Clock
 from common.core.effects import FinishRequest, PublishBlock, PublishStep
 from common.core.events import KvLeaseEnded, WorkerReported
 from common.core.ids import ServingMode, WorkerId
+from common.core.work import WaitReason
 from common.errors import InvalidRequest, Reason, WireError
 from common.rpc.convert import (
     block_attempt_from_proto,
@@ -27,14 +28,20 @@ from common.rpc.convert import (
     worker_spec_from_proto,
 )
 from common.rpc.deadline import child_timeout_s, remaining_s
-from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
+from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.scheduler.leadership import MAX_TERM
 from services.scheduler.liveness import HeartbeatStream, Orders, stale
 from services.scheduler.office import Office
 from services.scheduler.outbox import Shown
 from services.scheduler.reign import Reign
+from services.scheduler.wait_notices import RequestWaits
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_WAIT_REASONS = {
+    WaitReason.NO_WORKER: types_pb2.WAIT_REASON_NO_WORKER,
+    WaitReason.TOO_LARGE: types_pb2.WAIT_REASON_TOO_LARGE,
+}
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -162,6 +169,8 @@ def _schedule_event(item: Shown) -> scheduler_pb2.ScheduleEvent:
         case FinishRequest():
             finished = scheduler_pb2.ScheduleFinished(finish_reason=finish_reason_to_proto(item.finish))
             return scheduler_pb2.ScheduleEvent(finished=finished)
+        case RequestWaits():
+            return scheduler_pb2.ScheduleEvent(waiting=scheduler_pb2.ScheduleWaiting(reason=_WAIT_REASONS[item.reason]))
 
 
 def _orders_to_proto(orders: Orders) -> scheduler_pb2.HeartbeatResponse:

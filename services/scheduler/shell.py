@@ -51,6 +51,7 @@ from services.scheduler.fencing import RegistryFencer
 from services.scheduler.liveness import Liveness, stale
 from services.scheduler.measures import SchedulerMeasures
 from services.scheduler.outbox import RequestOutbox
+from services.scheduler.wait_notices import RequestWaits, WaitNotices
 from services.scheduler.worker_calls import CallOutcome, WorkerCalls
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class SchedulerShell:
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
+        self._wait_notices = WaitNotices()
         self._leaks = LeakWatch(clock=clock, unowned=self._unowned, check=self._check_at_rest)
         self._measures = SchedulerMeasures(core, clock)
         self._dispatch: dict[type[SchedulerEffect], Callable[[Any], None]] = {
@@ -288,11 +290,18 @@ class SchedulerShell:
             outbox.put(effect)
 
     async def _watch(self) -> None:
-        """Report silent workers lost."""
+        """Report silent workers lost, and tell clients who wait for a worker that is not there."""
         while True:
             await self._clock.sleep(self._liveness.timeout_s / 4)
             for life in self._liveness.silent(self._clock.now()):
                 self.lose(life, f"silent for more than {self._liveness.timeout_s:g} s")
+            self._tell_who_waits()
+
+    def _tell_who_waits(self) -> None:
+        waiting = dict(self._core.view().unservable)
+        for request_id in self._wait_notices.due(waiting, self._clock.now()):
+            if (outbox := self._outboxes.get(request_id)) is not None:
+                outbox.put(RequestWaits(reason=waiting[request_id]))
 
     def _unowned(self) -> list[Unowned]:
         return self._core.unowned(self._outboxes.keys())

@@ -17,6 +17,7 @@ from common.cli.main import COMMANDS, main
 from common.cli.text_output import TextOutput
 from common.random_checkpoint import build_random_checkpoint
 from sangam.v1 import types_pb2
+from sangam.v1.scheduler_pb2 import ScheduleEvent, ScheduleWaiting
 from tests.gateway.running_gateway import EOS, running_gateway
 from tests.gateway.scripted_scheduler import (
     ScriptedScheduler,
@@ -73,6 +74,15 @@ async def test_text_streams_to_stdout_and_a_summary_goes_to_stderr(generate, sch
     assert out == "abcd\n"
     assert err.startswith("sangam generate: 4 tokens in ") and err.count("\n") == 1
     assert "p0" in err
+
+
+async def test_a_wait_for_a_worker_is_told_on_stderr(generate, scheduler, capsys):
+    waiting = ScheduleEvent(waiting=ScheduleWaiting(reason=types_pb2.WAIT_REASON_NO_WORKER))
+    scheduler.script(play(queued(), waiting, step(0, 0, revealed_tokens(b"abcd")), finished()))
+    assert await generate(*PROMPT) == 0
+    out, err = capsys.readouterr()
+    assert out == "abcd\n"
+    assert err.startswith("sangam generate: waiting: no worker is there")
 
 
 async def test_json_is_one_object_with_every_field(generate, scheduler, capsys):

@@ -130,7 +130,8 @@ async def test_patience_ends(serve):
             inference_pb2.GenerateRequest(text="Hi", max_tokens=8),
             timeout_s=None,
             on_text=lambda text: None,
-            reconnect=Reconnect(patience_s=2.5, on_wait=lines.append),
+            on_notice=lines.append,
+            reconnect=Reconnect(patience_s=2.5),
         )
     assert caught.value.reason is Reason.PEER_LOST
     assert len(lines) == 1 and "trying again" in lines[0]

@@ -72,16 +72,18 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., include_revealed: _Optional[bool] = ..., prompt_format: _Optional[_Union[PromptFormat, str]] = ..., from_position: _Optional[int] = ..., detach_grace_ms: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("accepted", "committed", "revealed", "finished")
+    __slots__ = ("accepted", "committed", "revealed", "finished", "waiting")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     REVEALED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     committed: Committed
     revealed: Revealed
     finished: Finished
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., revealed: _Optional[_Union[Revealed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    waiting: Waiting
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., revealed: _Optional[_Union[Revealed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("request_id", "prompt_tokens", "canvas_tokens", "seed", "detach_grace_ms")
@@ -96,6 +98,12 @@ class Accepted(_message.Message):
     seed: int
     detach_grace_ms: int
     def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., canvas_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., detach_grace_ms: _Optional[int] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: _types_pb2.WaitReason
+    def __init__(self, reason: _Optional[_Union[_types_pb2.WaitReason, str]] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("from_position", "token_ids", "text")

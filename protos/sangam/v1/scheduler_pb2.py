@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from sangam.v1 import types_pb2 as sangam_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sangam/v1/scheduler.proto\x12\tsangam.v1\x1a\x15sangam/v1/types.proto\"\xcd\x02\n\x0fScheduleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x1b\n\x13\x62lock_length_tokens\x18\x04 \x01(\r\x12(\n\ncache_mode\x18\x05 \x01(\x0e\x32\x14.sangam.v1.CacheMode\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.sangam.v1.SamplingParams\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x1b\n\x13\x63ommitted_token_ids\x18\n \x03(\r\x12#\n\x05shown\x18\x0b \x01(\x0b\x32\x14.sangam.v1.StepDelta\x12\x0c\n\x04idle\x18\x0c \x01(\x08\"<\n\x10ScheduleResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.sangam.v1.ScheduleEvent\"\xd5\x01\n\rScheduleEvent\x12+\n\x06queued\x18\x01 \x01(\x0b\x32\x19.sangam.v1.ScheduleQueuedH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.sangam.v1.ScheduleStepH\x00\x12\x34\n\x0f\x62lock_committed\x18\x03 \x01(\x0b\x32\x19.sangam.v1.BlockPlacementH\x00\x12/\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1b.sangam.v1.ScheduleFinishedH\x00\x42\x07\n\x05\x65vent\"\x1f\n\x0eScheduleQueued\x12\r\n\x05\x61head\x18\x01 \x01(\r\"B\n\x0cScheduleStep\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.sangam.v1.StepDelta\"B\n\x10ScheduleFinished\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.sangam.v1.FinishReason\"\xcb\x03\n\x15RegisterWorkerRequest\x12#\n\x04life\x18\x01 \x01(\x0b\x32\x15.sangam.v1.WorkerLife\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.sangam.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0ckv_transport\x18\x04 \x01(\t\x12\x12\n\nkv_address\x18\x05 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x06 \x01(\t\x12\x10\n\x08model_id\x18\x07 \x01(\t\x12\x13\n\x0bpages_total\x18\x08 \x01(\r\x12\x18\n\x10page_size_tokens\x18\t \x01(\r\x12\x19\n\x11max_canvas_tokens\x18\n \x01(\r\x12\x1b\n\x13token_budget_tokens\x18\x0b \x01(\r\x12\x16\n\x0emax_batch_size\x18\x0c \x01(\r\x12$\n\x1cmax_prefill_tokens_per_batch\x18\r \x01(\r\x12\x18\n\x10\x66\x61st_link_domain\x18\x0e \x01(\t\x12\x19\n\x11model_fingerprint\x18\x0f \x01(\t\x12\x12\n\nleast_term\x18\x10 \x01(\x04\x12\x11\n\tlife_term\x18\x11 \x01(\x04\"j\n\x16RegisterWorkerResponse\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x16.sangam.v1.ServingMode\x12\x1c\n\x14heartbeat_timeout_ms\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\xa0\x01\n\x10HeartbeatRequest\x12#\n\x04life\x18\x01 \x01(\x0b\x32\x15.sangam.v1.WorkerLife\x12*\n\x06report\x18\x02 \x01(\x0b\x32\x1a.sangam.v1.IterationReport\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12)\n\x08kv_ended\x18\x04 \x03(\x0b\x32\x17.sangam.v1.BlockAttempt\"z\n\x11HeartbeatResponse\x12+\n\nrelease_kv\x18\x01 \x03(\x0b\x32\x17.sangam.v1.BlockAttempt\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\x12)\n\nlost_peers\x18\x03 \x03(\x0b\x32\x15.sangam.v1.WorkerLife\"\x18\n\x16GetClusterStateRequest\"\xc9\x02\n\x17GetClusterStateResponse\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x16.sangam.v1.ServingMode\x12\'\n\x07workers\x18\x02 \x03(\x0b\x32\x16.sangam.v1.WorkerState\x12\x15\n\rqueued_blocks\x18\x03 \x01(\r\x12\x1d\n\x15waiting_decode_blocks\x18\x04 \x01(\r\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x16\n\x0e\x65nded_requests\x18\x06 \x01(\x04\x12!\n\x19overload_threshold_tokens\x18\x07 \x01(\r\x12\x15\n\rparked_blocks\x18\x08 \x01(\r\x12\x1a\n\x12replay_divergences\x18\t \x01(\x04\x12!\n\x19overload_threshold_adapts\x18\n \x01(\x08\"\xd8\x02\n\x0bWorkerState\x12#\n\x04life\x18\x01 \x01(\x0b\x32\x15.sangam.v1.WorkerLife\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.sangam.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bpages_total\x18\x04 \x01(\r\x12\x12\n\npages_free\x18\x05 \x01(\r\x12\"\n\x1aoutstanding_prefill_tokens\x18\x06 \x01(\x04\x12\x16\n\x0e\x61\x63tive_decodes\x18\x07 \x01(\r\x12*\n\x06report\x18\x08 \x01(\x0b\x32\x1a.sangam.v1.IterationReport\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x1b\n\x13token_budget_tokens\x18\n \x01(\r\x12\x13\n\x0blive_blocks\x18\x0b \x01(\r\x12\x19\n\x11length_sum_tokens\x18\x0c \x01(\x04\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse2\xa4\x03\n\x10SchedulerService\x12\x45\n\x08Schedule\x12\x1a.sangam.v1.ScheduleRequest\x1a\x1b.sangam.v1.ScheduleResponse0\x01\x12U\n\x0eRegisterWorker\x12 .sangam.v1.RegisterWorkerRequest\x1a!.sangam.v1.RegisterWorkerResponse\x12J\n\tHeartbeat\x12\x1b.sangam.v1.HeartbeatRequest\x1a\x1c.sangam.v1.HeartbeatResponse(\x01\x30\x01\x12X\n\x0fGetClusterState\x12!.sangam.v1.GetClusterStateRequest\x1a\".sangam.v1.GetClusterStateResponse\x12L\n\x0b\x44rainWorker\x12\x1d.sangam.v1.DrainWorkerRequest\x1a\x1e.sangam.v1.DrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sangam/v1/scheduler.proto\x12\tsangam.v1\x1a\x15sangam/v1/types.proto\"\xcd\x02\n\x0fScheduleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x1b\n\x13\x62lock_length_tokens\x18\x04 \x01(\r\x12(\n\ncache_mode\x18\x05 \x01(\x0e\x32\x14.sangam.v1.CacheMode\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.sangam.v1.SamplingParams\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x1b\n\x13\x63ommitted_token_ids\x18\n \x03(\r\x12#\n\x05shown\x18\x0b \x01(\x0b\x32\x14.sangam.v1.StepDelta\x12\x0c\n\x04idle\x18\x0c \x01(\x08\"<\n\x10ScheduleResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.sangam.v1.ScheduleEvent\"\x84\x02\n\rScheduleEvent\x12+\n\x06queued\x18\x01 \x01(\x0b\x32\x19.sangam.v1.ScheduleQueuedH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.sangam.v1.ScheduleStepH\x00\x12\x34\n\x0f\x62lock_committed\x18\x03 \x01(\x0b\x32\x19.sangam.v1.BlockPlacementH\x00\x12/\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1b.sangam.v1.ScheduleFinishedH\x00\x12-\n\x07waiting\x18\x05 \x01(\x0b\x32\x1a.sangam.v1.ScheduleWaitingH\x00\x42\x07\n\x05\x65vent\"\x1f\n\x0eScheduleQueued\x12\r\n\x05\x61head\x18\x01 \x01(\r\"8\n\x0fScheduleWaiting\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.sangam.v1.WaitReason\"B\n\x0cScheduleStep\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.sangam.v1.StepDelta\"B\n\x10ScheduleFinished\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.sangam.v1.FinishReason\"\xcb\x03\n\x15RegisterWorkerRequest\x12#\n\x04life\x18\x01 \x01(\x0b\x32\x15.sangam.v1.WorkerLife\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.sangam.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0ckv_transport\x18\x04 \x01(\t\x12\x12\n\nkv_address\x18\x05 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x06 \x01(\t\x12\x10\n\x08model_id\x18\x07 \x01(\t\x12\x13\n\x0bpages_total\x18\x08 \x01(\r\x12\x18\n\x10page_size_tokens\x18\t \x01(\r\x12\x19\n\x11max_canvas_tokens\x18\n \x01(\r\x12\x1b\n\x13token_budget_tokens\x18\x0b \x01(\r\x12\x16\n\x0emax_batch_size\x18\x0c \x01(\r\x12$\n\x1cmax_prefill_tokens_per_batch\x18\r \x01(\r\x12\x18\n\x10\x66\x61st_link_domain\x18\x0e \x01(\t\x12\x19\n\x11model_fingerprint\x18\x0f \x01(\t\x12\x12\n\nleast_term\x18\x10 \x01(\x04\x12\x11\n\tlife_term\x18\x11 \x01(\x04\"j\n\x16RegisterWorkerResponse\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x16.sangam.v1.ServingMode\x12\x1c\n\x14heartbeat_timeout_ms\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\xa0\x01\n\x10HeartbeatRequest\x12#\n\x04life\x18\x01 \x01(\x0b\x32\x15.sangam.v1.WorkerLife\x12*\n\x06report\x18\x02 \x01(\x0b\x32\x1a.sangam.v1.IterationReport\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12)\n\x08kv_ended\x18\x04 \x03(\x0b\x32\x17.sangam.v1.BlockAttempt\"z\n\x11HeartbeatResponse\x12+\n\nrelease_kv\x18\x01 \x03(\x0b\x32\x17.sangam.v1.BlockAttempt\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\x12)\n\nlost_peers\x18\x03 \x03(\x0b\x32\x15.sangam.v1.WorkerLife\"\x18\n\x16GetClusterStateRequest\"\xc9\x02\n\x17GetClusterStateResponse\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x16.sangam.v1.ServingMode\x12\'\n\x07workers\x18\x02 \x03(\x0b\x32\x16.sangam.v1.WorkerState\x12\x15\n\rqueued_blocks\x18\x03 \x01(\r\x12\x1d\n\x15waiting_decode_blocks\x18\x04 \x01(\r\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x16\n\x0e\x65nded_requests\x18\x06 \x01(\x04\x12!\n\x19overload_threshold_tokens\x18\x07 \x01(\r\x12\x15\n\rparked_blocks\x18\x08 \x01(\r\x12\x1a\n\x12replay_divergences\x18\t \x01(\x04\x12!\n\x19overload_threshold_adapts\x18\n \x01(\x08\"\xd8\x02\n\x0bWorkerState\x12#\n\x04life\x18\x01 \x01(\x0b\x32\x15.sangam.v1.WorkerLife\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.sangam.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bpages_total\x18\x04 \x01(\r\x12\x12\n\npages_free\x18\x05 \x01(\r\x12\"\n\x1aoutstanding_prefill_tokens\x18\x06 \x01(\x04\x12\x16\n\x0e\x61\x63tive_decodes\x18\x07 \x01(\r\x12*\n\x06report\x18\x08 \x01(\x0b\x32\x1a.sangam.v1.IterationReport\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x1b\n\x13token_budget_tokens\x18\n \x01(\r\x12\x13\n\x0blive_blocks\x18\x0b \x01(\r\x12\x19\n\x11length_sum_tokens\x18\x0c \x01(\x04\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse2\xa4\x03\n\x10SchedulerService\x12\x45\n\x08Schedule\x12\x1a.sangam.v1.ScheduleRequest\x1a\x1b.sangam.v1.ScheduleResponse0\x01\x12U\n\x0eRegisterWorker\x12 .sangam.v1.RegisterWorkerRequest\x1a!.sangam.v1.RegisterWorkerResponse\x12J\n\tHeartbeat\x12\x1b.sangam.v1.HeartbeatRequest\x1a\x1c.sangam.v1.HeartbeatResponse(\x01\x30\x01\x12X\n\x0fGetClusterState\x12!.sangam.v1.GetClusterStateRequest\x1a\".sangam.v1.GetClusterStateResponse\x12L\n\x0b\x44rainWorker\x12\x1d.sangam.v1.DrainWorkerRequest\x1a\x1e.sangam.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEDULERESPONSE']._serialized_start=399
   _globals['_SCHEDULERESPONSE']._serialized_end=459
   _globals['_SCHEDULEEVENT']._serialized_start=462
-  _globals['_SCHEDULEEVENT']._serialized_end=675
-  _globals['_SCHEDULEQUEUED']._serialized_start=677
-  _globals['_SCHEDULEQUEUED']._serialized_end=708
-  _globals['_SCHEDULESTEP']._serialized_start=710
-  _globals['_SCHEDULESTEP']._serialized_end=776
-  _globals['_SCHEDULEFINISHED']._serialized_start=778
-  _globals['_SCHEDULEFINISHED']._serialized_end=844
-  _globals['_REGISTERWORKERREQUEST']._serialized_start=847
-  _globals['_REGISTERWORKERREQUEST']._serialized_end=1306
-  _globals['_REGISTERWORKERRESPONSE']._serialized_start=1308
-  _globals['_REGISTERWORKERRESPONSE']._serialized_end=1414
-  _globals['_HEARTBEATREQUEST']._serialized_start=1417
-  _globals['_HEARTBEATREQUEST']._serialized_end=1577
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1579
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1701
-  _globals['_GETCLUSTERSTATEREQUEST']._serialized_start=1703
-  _globals['_GETCLUSTERSTATEREQUEST']._serialized_end=1727
-  _globals['_GETCLUSTERSTATERESPONSE']._serialized_start=1730
-  _globals['_GETCLUSTERSTATERESPONSE']._serialized_end=2059
-  _globals['_WORKERSTATE']._serialized_start=2062
-  _globals['_WORKERSTATE']._serialized_end=2406
-  _globals['_DRAINWORKERREQUEST']._serialized_start=2408
-  _globals['_DRAINWORKERREQUEST']._serialized_end=2447
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=2449
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=2470
-  _globals['_SCHEDULERSERVICE']._serialized_start=2473
-  _globals['_SCHEDULERSERVICE']._serialized_end=2893
+  _globals['_SCHEDULEEVENT']._serialized_end=722
+  _globals['_SCHEDULEQUEUED']._serialized_start=724
+  _globals['_SCHEDULEQUEUED']._serialized_end=755
+  _globals['_SCHEDULEWAITING']._serialized_start=757
+  _globals['_SCHEDULEWAITING']._serialized_end=813
+  _globals['_SCHEDULESTEP']._serialized_start=815
+  _globals['_SCHEDULESTEP']._serialized_end=881
+  _globals['_SCHEDULEFINISHED']._serialized_start=883
+  _globals['_SCHEDULEFINISHED']._serialized_end=949
+  _globals['_REGISTERWORKERREQUEST']._serialized_start=952
+  _globals['_REGISTERWORKERREQUEST']._serialized_end=1411
+  _globals['_REGISTERWORKERRESPONSE']._serialized_start=1413
+  _globals['_REGISTERWORKERRESPONSE']._serialized_end=1519
+  _globals['_HEARTBEATREQUEST']._serialized_start=1522
+  _globals['_HEARTBEATREQUEST']._serialized_end=1682
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1684
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1806
+  _globals['_GETCLUSTERSTATEREQUEST']._serialized_start=1808
+  _globals['_GETCLUSTERSTATEREQUEST']._serialized_end=1832
+  _globals['_GETCLUSTERSTATERESPONSE']._serialized_start=1835
+  _globals['_GETCLUSTERSTATERESPONSE']._serialized_end=2164
+  _globals['_WORKERSTATE']._serialized_start=2167
+  _globals['_WORKERSTATE']._serialized_end=2511
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2513
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2552
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=2554
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2575
+  _globals['_SCHEDULERSERVICE']._serialized_start=2578
+  _globals['_SCHEDULERSERVICE']._serialized_end=2998
 # @@protoc_insertion_point(module_scope)

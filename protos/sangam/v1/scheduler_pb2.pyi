@@ -42,22 +42,30 @@ class ScheduleResponse(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[ScheduleEvent, _Mapping]]] = ...) -> None: ...
 
 class ScheduleEvent(_message.Message):
-    __slots__ = ("queued", "step", "block_committed", "finished")
+    __slots__ = ("queued", "step", "block_committed", "finished", "waiting")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     queued: ScheduleQueued
     step: ScheduleStep
     block_committed: _types_pb2.BlockPlacement
     finished: ScheduleFinished
-    def __init__(self, queued: _Optional[_Union[ScheduleQueued, _Mapping]] = ..., step: _Optional[_Union[ScheduleStep, _Mapping]] = ..., block_committed: _Optional[_Union[_types_pb2.BlockPlacement, _Mapping]] = ..., finished: _Optional[_Union[ScheduleFinished, _Mapping]] = ...) -> None: ...
+    waiting: ScheduleWaiting
+    def __init__(self, queued: _Optional[_Union[ScheduleQueued, _Mapping]] = ..., step: _Optional[_Union[ScheduleStep, _Mapping]] = ..., block_committed: _Optional[_Union[_types_pb2.BlockPlacement, _Mapping]] = ..., finished: _Optional[_Union[ScheduleFinished, _Mapping]] = ..., waiting: _Optional[_Union[ScheduleWaiting, _Mapping]] = ...) -> None: ...
 
 class ScheduleQueued(_message.Message):
     __slots__ = ("ahead",)
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     ahead: int
     def __init__(self, ahead: _Optional[int] = ...) -> None: ...
+
+class ScheduleWaiting(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: _types_pb2.WaitReason
+    def __init__(self, reason: _Optional[_Union[_types_pb2.WaitReason, str]] = ...) -> None: ...
 
 class ScheduleStep(_message.Message):
     __slots__ = ("block", "delta")

@@ -32,6 +32,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_REASON_UNSPECIFIED: _ClassVar[WaitReason]
+    WAIT_REASON_NO_WORKER: _ClassVar[WaitReason]
+    WAIT_REASON_TOO_LARGE: _ClassVar[WaitReason]
 CACHE_MODE_UNSPECIFIED: CacheMode
 CACHE_MODE_DUAL: CacheMode
 CACHE_MODE_PREFIX: CacheMode
@@ -46,6 +52,9 @@ SERVING_MODE_HYBRID: ServingMode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+WAIT_REASON_UNSPECIFIED: WaitReason
+WAIT_REASON_NO_WORKER: WaitReason
+WAIT_REASON_TOO_LARGE: WaitReason
 
 class RandomReveal(_message.Message):
     __slots__ = ()
