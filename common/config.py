@@ -63,6 +63,15 @@ class GatewayConfig(ServiceConfig):
         default=defaults.DEFAULT_DRAIN_S,
         metadata=about("how long work in flight may take to end once told to stop, in seconds", minimum=0),
     )
+    audit_rate: float = field(
+        default=0.0,
+        metadata=about(
+            "share of finished requests that is run again in cache mode none while nothing else waits, to measure what "
+            "caching costs (0: none)",
+            minimum=0,
+            maximum=1,
+        ),
+    )
     request_ttl_s: float = field(
         default=defaults.DEFAULT_REQUEST_TTL_S,
         metadata=about("how long a finished request can be had again by its request_id, in seconds", minimum=0),

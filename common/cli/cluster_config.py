@@ -20,8 +20,8 @@ class ClusterConfig:
     all cores but one among the workers. `story_dir` gets the stories of the cores, for `sangam replay` (None: none).
     `registry` is where the registry keeps its entries, and several schedulers their leader's lease: memory, a
     redis://host:port/db, or "" for a redis-server of the cluster's own. Work in flight has `drain_s` seconds to end
-    when a service is told to stop. `worker_options` and `scheduler_options` are further flags for every worker and for
-    every scheduler.
+    when a service is told to stop. `worker_options`, `scheduler_options` and
+    `gateway_options` are further flags for every such service.
     """
 
     model_dir: Path
@@ -45,6 +45,7 @@ class ClusterConfig:
     story_dir: Path | None = None
     worker_options: tuple[str, ...] = field(default=())
     scheduler_options: tuple[str, ...] = field(default=())
+    gateway_options: tuple[str, ...] = field(default=())
     options_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Flags of `sangam up` that are handed on to the scheduler or the workers as they are: scheduling policy."""
+"""Flags of `sangam up` that are handed on to a service as they are: scheduling policy, the audit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import typing
 from dataclasses import fields
 
-from common.config import SchedulerServiceConfig, ServiceConfig, WorkerConfig, flag_of, help_of
+from common.config import GatewayConfig, SchedulerServiceConfig, ServiceConfig, WorkerConfig, flag_of, help_of
 from common.config_values import AUTO, TokensOrAuto, parse_value
 
 SCHEDULER_SETTINGS = (
@@ -14,13 +14,19 @@ SCHEDULER_SETTINGS = (
     *("sticky_workers", "queue_order", "dispatch", "dispatch_ahead", "max_gen_len"),
     *("tenant_weights", "tenant_quantum", "max_queue_wait_s"),
 )
+GATEWAY_SETTINGS = ("audit_rate",)
 WORKER_SETTINGS = ("target_decode_gap_s", "max_prefill_tokens_per_batch", "max_batch_size")
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags, with the services' own help and defaults."""
-    group = parser.add_argument_group("scheduling policy (docs/scheduling.md)")
-    for cls, names in ((SchedulerServiceConfig, SCHEDULER_SETTINGS), (WorkerConfig, WORKER_SETTINGS)):
+    policy = parser.add_argument_group("scheduling policy (docs/scheduling.md)")
+    audit = parser.add_argument_group("audit (docs/metrics.md)")
+    for group, cls, names in (
+        (policy, SchedulerServiceConfig, SCHEDULER_SETTINGS),
+        (policy, WorkerConfig, WORKER_SETTINGS),
+        (audit, GatewayConfig, GATEWAY_SETTINGS),
+    ):
         hints = typing.get_type_hints(cls)
         for setting in fields(cls):
             if setting.name not in names:
@@ -35,6 +41,11 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
 def scheduler_options(args: argparse.Namespace) -> tuple[str, ...]:
     """What was given, as flags of the scheduler. Raises ConfigError naming the flag."""
     return _options(SchedulerServiceConfig, SCHEDULER_SETTINGS, args)
+
+
+def gateway_options(args: argparse.Namespace) -> tuple[str, ...]:
+    """What was given, as flags of the gateway. Raises ConfigError naming the flag."""
+    return _options(GatewayConfig, GATEWAY_SETTINGS, args)
 
 
 def worker_options(args: argparse.Namespace) -> tuple[str, ...]:

@@ -51,9 +51,10 @@ class ServiceSpecs:
     def gateway(self, *, schedulers: str) -> ProcessSpec:
         """The gateway."""
         config = self._config
-        flags = ("--host", config.host, "--scheduler-address", schedulers, "--model-dir", str(config.model_dir))
+        own = ("--host", config.host, "--scheduler-address", schedulers, "--model-dir", str(config.model_dir))
         drain = ("--drain-s", str(config.drain_s))
-        return self._service("gateway", "services.gateway", (*flags, *drain), port=config.grpc_port)
+        flags = (*own, *drain, *config.gateway_options)
+        return self._service("gateway", "services.gateway", flags, port=config.grpc_port)
 
     def _worker(self, role: Role, index: int, device: str, common: tuple[str, ...]) -> ProcessSpec:
         config, name = self._config, f"{role.value}-{index}"

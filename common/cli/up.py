@@ -14,7 +14,13 @@ from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
 from common.cli.default_model import default_model_dir
 from common.cli.interrupt import Interrupted, run_interruptible
-from common.cli.policy_flags import add_policy_arguments, scheduler_options, tokens_or_auto, worker_options
+from common.cli.policy_flags import (
+    add_policy_arguments,
+    gateway_options,
+    scheduler_options,
+    tokens_or_auto,
+    worker_options,
+)
 from common.cli.redis_process import redis_installed
 from common.cli.restart_orders import obey_restart_orders
 from common.cli.run_dir import new_run_dir
@@ -154,6 +160,7 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
         token_budget_tokens=args.token_budget,
         overload_threshold_tokens=args.overload_threshold,
         scheduler_options=scheduler_options(args),
+        gateway_options=gateway_options(args),
         worker_options=worker_options(args),
         device=args.device,
         dtype=args.dtype,

@@ -31,6 +31,14 @@ REQUEST_S = Histogram("sangam_request_s", "From admission to the end of requests
 PROMPT_TOKENS = Counter("sangam_prompt_tokens_total", "Prompt tokens of requests that ended well")
 COMPLETION_TOKENS = Counter("sangam_completion_tokens_total", "Tokens generated for requests that ended well")
 
+AUDITS = Counter(
+    "sangam_audits_total", "Requests chosen for the audit, by how it ended", labels=("cache_mode", "outcome")
+)
+AUDIT_TOKENS = Counter(
+    "sangam_audit_tokens_total", "Tokens compared with cache mode none", labels=("cache_mode", "agreement")
+)
+AUDIT_BACKLOG = Gauge("sangam_audit_backlog", "Finished requests that wait to be audited")
+
 # Scheduler.
 RUNNING_REQUESTS = Gauge("sangam_running_requests", "Requests taken in and not ended")
 QUEUED_BLOCKS = Gauge("sangam_queued_blocks", "Blocks that wait for a prefill")

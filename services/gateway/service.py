@@ -15,6 +15,7 @@ from common.rpc.service import write_ready_file
 from common.text_codec import IdsOnly, load_text_codec
 from sangam.v1 import inference_pb2_grpc
 from services.gateway.admission import Admission
+from services.gateway.audit import Auditor
 from services.gateway.kept_requests import KeptRequests
 from services.gateway.measures import sample_forever
 from services.gateway.request_directory import RequestDirectory
@@ -55,6 +56,8 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         )
         watch = LeakWatch(clock=clock, unowned=admission.unowned)
         background = [tasks.create_task(part) for part in (watch.run(), sample_forever(admission, clock))]
+        auditor = Auditor(scheduler=schedulers, rate=config.audit_rate, eos_token_id=model.eos_token_id)
+        auditing = tasks.create_task(auditor.run())
         servicer = InferenceServicer(
             model=model,
             text=work,
@@ -65,6 +68,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             default_deadline_s=config.default_deadline_s,
             max_detach_grace_s=config.max_detach_grace_s,
             resume=ResumePolicy(),
+            auditor=auditor,
         )
         server = RpcServer(service_names=[SERVICE_NAME])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
@@ -73,6 +77,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         write_ready_file(config.ready_file, service="gateway", address=address)
         _log.info("gateway serves %s at %s, scheduler %s", model.model_id, address, config.scheduler_address)
         await stop.wait()
+        auditing.cancel()
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
         await server.stop(config.drain_s)
         following.cancel()

@@ -17,6 +17,7 @@ from common.model_config import ModelConfig
 from common.rpc.deadline import child_timeout_s
 from sangam.v1 import inference_pb2, inference_pb2_grpc
 from services.gateway.admission import Admission
+from services.gateway.audit import Auditor
 from services.gateway.live_request import Work
 from services.gateway.progress import RequestProgress
 from services.gateway.request_body import RequestBody
@@ -48,6 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         default_deadline_s: float,
         max_detach_grace_s: float,
         resume: ResumePolicy,
+        auditor: Auditor,
     ) -> None:
         self._model = model
         self._text = text
@@ -58,6 +60,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._default_deadline_s = default_deadline_s
         self._max_detach_grace_s = max_detach_grace_s
         self._resume = resume
+        self._auditor = auditor
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Responses:
         """Stream one request's text as it commits; begins the request unless its id is known.
@@ -137,6 +140,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 for response in responses.on_message(message, with_revealed=transcript.wants_revealed):
                     transcript.add(response)
         transcript.add(responses.finished())
+        self._auditor.offer(spec, progress.committed.token_ids)
 
     def _deadline_of(self, context: Context) -> Deadline:
         remaining_s = child_timeout_s(context)

@@ -6,8 +6,14 @@ import argparse
 
 import pytest
 
-from common.cli.policy_flags import add_policy_arguments, scheduler_options, tokens_or_auto, worker_options
-from common.config import SchedulerServiceConfig, WorkerConfig, load_config
+from common.cli.policy_flags import (
+    add_policy_arguments,
+    gateway_options,
+    scheduler_options,
+    tokens_or_auto,
+    worker_options,
+)
+from common.config import GatewayConfig, SchedulerServiceConfig, WorkerConfig, load_config
 from common.core.options import Dispatch, QueueOrder
 from common.errors import ConfigError
 
@@ -19,7 +25,7 @@ def parse(*argv: str) -> argparse.Namespace:
 
 
 def test_nothing_given_is_nothing_said():
-    assert scheduler_options(parse()) == worker_options(parse()) == ()
+    assert scheduler_options(parse()) == worker_options(parse()) == gateway_options(parse()) == ()
 
 
 def test_what_is_given_arrives():
@@ -39,6 +45,21 @@ def test_what_is_given_arrives():
         WorkerConfig, [*worker_options(args), "--scheduler-address=h:1", "--model-dir=m"], "sangam worker", environ={}
     )
     assert (worker.target_decode_gap_s, worker.max_batch_size) == (0.04, 16)
+
+
+def test_the_audit_rate_reaches_the_gateway_and_a_wrong_one_is_named():
+    needed = ["--scheduler-address=h:1", "--model-dir=m"]
+    options = gateway_options(parse("--audit-rate", "0.25"))
+    assert load_config(GatewayConfig, [*options, *needed], "sangam gateway", environ={}).audit_rate == 0.25
+    for value, words in (
+        ("1.5", "must be 1 or less"),
+        ("-0.1", "must be 0 or more"),
+        ("nan", "must be"),
+        ("x", "must"),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            gateway_options(parse(f"--audit-rate={value}"))
+        assert str(refusal.value).startswith(f"--audit-rate: {words}")
 
 
 @pytest.mark.parametrize(

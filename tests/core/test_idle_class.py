@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
@@ -19,9 +18,9 @@ from tests.core.samples import delta, request_spec
 from tests.core.stage import Call, Stage, decoder, handle_of, only, prefiller, targets
 
 
-def idle_spec(name: str, **wanted: Any) -> RequestSpec:
+def idle_spec(name: str, *, prompt: int = 8, max_tokens: int = 8) -> RequestSpec:
     """An audit's request."""
-    return replace(request_spec(name, cache=CacheMode.NONE, **wanted), idle=True)
+    return replace(request_spec(name, cache=CacheMode.NONE, prompt=prompt, max_tokens=max_tokens), idle=True)
 
 
 def waits_for(stage: Stage) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from common.clock import ManualClock, MonotonicClock
 from common.model_config import load_model_config
 from common.text_codec import load_text_codec
 from services.gateway.admission import Admission
+from services.gateway.audit import Auditor
 from services.gateway.kept_requests import KeptRequests
 from services.gateway.request_body import RequestBody
 from services.gateway.request_directory import RequestDirectory
@@ -49,16 +50,19 @@ async def test_ten_thousand_short_requests_leave_no_more_than_is_kept(model_dir)
     admission = Admission(max_requests=100, max_tokens=10_000, clock=clock)
     blocks: list[int] = []
     async with RequestDirectory(kept=kept, new_text=work.stream, clock=clock) as requests:
+        scheduler = InstantScheduler()
+        auditor = Auditor(scheduler=scheduler, rate=0.0, eos_token_id=0)  # type: ignore[arg-type]  # its generator is all that is needed
         servicer = InferenceServicer(
             model=load_model_config(model_dir),
             text=work,
-            scheduler=InstantScheduler(),  # type: ignore[arg-type]  # its generator is all that is needed
+            scheduler=scheduler,  # type: ignore[arg-type]  # see above
             admission=admission,
             requests=requests,
             clock=clock,
             default_deadline_s=0.0,
             max_detach_grace_s=60.0,
             resume=ResumePolicy(),
+            auditor=auditor,
         )
 
         async def ask() -> str:
