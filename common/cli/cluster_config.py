@@ -21,7 +21,8 @@ class ClusterConfig:
     `registry` is where the registry keeps its entries, and several schedulers their leader's lease: memory, a
     redis://host:port/db, or "" for a redis-server of the cluster's own. Work in flight has `drain_s` seconds to end
     when a service is told to stop. `worker_options`, `scheduler_options` and
-    `gateway_options` are further flags for every such service.
+    `gateway_options` are further flags for every such service, `options_of` for single services by name ("decode-1");
+    these win over all others.
     """
 
     model_dir: Path
