@@ -15,6 +15,7 @@ from common.cli.local_check import LocalCheck
 from common.cli.reconnect import Reconnect
 from common.core.params import ConfidenceQuota
 from common.generation_input import GenerationInput
+from common.rpc.healthcheck import is_serving
 from tests.integration.cluster_help import all_pages_free, ask, eventually, random_model, running_cluster, state_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -104,6 +105,23 @@ async def test_one_request_under_one_id_however_many_ask(cluster: Cluster, expec
     assert [output.token_ids for output in outputs] == [expected] * 4
     assert len({output.total_s for output in outputs}) == 1
     assert (await state_of(cluster)).ended_requests == ended + 1
+
+
+async def test_a_crash_of_one_role_leaves_the_others_ready(cluster: Cluster) -> None:
+    others = [address for name, address in cluster.addresses.items() if name != "prefill-0"]
+    restarts = cluster.restarts["prefill-0"]
+    os.kill(cluster.processes["prefill-0"], signal.SIGKILL)
+    looks = 0
+
+    async def is_back() -> bool:
+        nonlocal looks
+        # A busy machine may answer late, never otherwise.
+        assert all([await is_serving(address, timeout_s=30.0) for address in others])
+        looks += 1
+        return cluster.restarts["prefill-0"] > restarts and "prefill-0" in await incarnations(cluster)
+
+    await eventually(is_back, timeout_s=120.0)
+    assert len(others) == 4 and looks > 1
 
 
 async def test_killed_registry_is_not_even_noticed(cluster: Cluster, expected: tuple[int, ...]) -> None:

@@ -131,3 +131,20 @@ async def test_a_lost_standby_is_not_even_noticed(cluster: Cluster, expected: tu
     assert output.token_ids == expected
     assert output.attempts == len(output.blocks)
     assert await leader_of(cluster) == leader
+
+
+async def test_a_redis_that_dies_and_comes_back_empty_costs_no_request(
+    cluster: Cluster, expected: tuple[int, ...]
+) -> None:
+    calls = [asyncio.create_task(ask(cluster, LONG)) for _ in range(3)]
+    os.kill(cluster.processes["redis"], signal.SIGKILL)
+    assert [output.token_ids for output in await asyncio.gather(*calls)] == [expected] * 3
+
+    async def is_back() -> bool:
+        return cluster.restarts["redis"] == 1 and await is_serving(cluster.kv_store_address)
+
+    await eventually(is_back, timeout_s=120.0)
+    # Whoever led, one leads now, with every worker.
+    await leader_of(cluster)
+    assert (await ask(cluster, LONG)).token_ids == expected
+    await eventually(lambda: all_pages_free(cluster))
