@@ -135,22 +135,22 @@ def sangam_json_quietly(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def assert_refusals(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bad input: exit code 2, one line that names the field, before any compute."""
+    """Bad input: exit code 2, one line that names the flag, before any compute."""
     cases = {
-        "prompt": ("--prompt", "", "--max-tokens", "8"),
-        "max_tokens": ("--prompt", "x", "--max-tokens", "0"),
-        "token_ids": ("--token-ids", "1,99999", "--max-tokens", "8"),
-        "temperature": ("--prompt", "x", "--max-tokens", "8", "--temperature", "nan"),
-        "confidence_threshold": ("--prompt", "x", "--max-tokens", "8", "--threshold", "1.5"),
-        "confidence_quota": ("--prompt", "x", "--max-tokens", "8", "--quota", "0"),
+        "--prompt": ("--prompt", "", "--max-tokens", "8"),
+        "--max-tokens": ("--prompt", "x", "--max-tokens", "0"),
+        "--token-ids": ("--token-ids", "1,99999", "--max-tokens", "8"),
+        "--temperature": ("--prompt", "x", "--max-tokens", "8", "--temperature", "nan"),
+        "--threshold": ("--prompt", "x", "--max-tokens", "8", "--threshold", "1.5"),
+        "--quota": ("--prompt", "x", "--max-tokens", "8", "--quota", "0"),
     }
-    for field, words in cases.items():
+    for flag, words in cases.items():
         assert main(["generate", "--address", gateway, *words]) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"sangam generate: error: {field}"), error
+        assert error.startswith(f"sangam generate: error: {flag}:"), error
         assert error.count("\n") == 1
     assert main(["generate", "--address", gateway, "--prompt", "x", "--max-tokens", "1000000"]) == 2
-    assert "max_tokens" in capsys.readouterr().err
+    assert "--max-tokens" in capsys.readouterr().err
 
 
 def test_killed_up_leaves_no_process(tmp_path: Path, model_dir: Path) -> None:
