@@ -47,7 +47,7 @@ install: $(VENV)/.installed-runtime ## Create .venv and install what the service
 
 install-dev: $(VENV)/.installed-dev ## The same with test and lint tools.
 
-demo: $(VENV)/.installed-runtime $(if $(filter ucx,$(KV_TRANSPORT)),$(VENV)/.installed-ucx) ## Start all five services, send prompts, stream answers, print a table, stop.
+demo: $(VENV)/.installed-runtime $(if $(filter ucx,$(KV_TRANSPORT)),$(VENV)/.installed-ucx) ## Start all five services, ask questions, stream answers, print what they cost, stop.
 	@$(BIN)/sangam demo $(if $(KV_TRANSPORT),--kv-transport $(KV_TRANSPORT))
 
 test: $(VENV)/.installed-dev ## Run the whole suite (installs Debian's redis-server when it is missing).

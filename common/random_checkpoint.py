@@ -1,4 +1,4 @@
-"""A small random model with a byte-level tokenizer, so that text in, text out runs everywhere.
+"""A small random model with a byte-level tokenizer: for tests, and for whatever needs a checkpoint but no sense.
 
 Written with the standard library alone: the same seed gives the same bytes whatever torch is installed, or none.
 """

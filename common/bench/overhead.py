@@ -54,7 +54,9 @@ class Times:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sangam bench-overhead`."""
-    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint folder (default: a small random model)")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
+    )
     parser.add_argument("--requests", type=int, default=40, metavar="N", help="requests per row (default %(default)s)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads of each side (default 1)")
     parser.add_argument("--device", default="cpu", help="torch device of both sides (default cpu)")

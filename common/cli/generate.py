@@ -193,7 +193,9 @@ def _add_place_arguments(parser: argparse.ArgumentParser) -> None:
     )
     local = parser.add_argument_group("without services")
     local.add_argument("--local", action="store_true", help="run the engine in this process")
-    local.add_argument("--model", metavar="DIR", type=Path, help="checkpoint folder (default: a small random model)")
+    local.add_argument(
+        "--model", metavar="DIR", type=Path, help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
+    )
     local.add_argument("--device", metavar="NAME", help="cpu (default), cuda, cuda:0, ...")
     local.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="type of weights and K/V")
     local.add_argument("--kv-pages", metavar="N", type=_positive_int, help="KV pages (default: what the request needs)")

@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "common.cli.rolling_restart",
         "restart the services of a running cluster, one by one",
     ),
-    "demo": ("common.cli.demo", "start a cluster, send prompts, show what happened, stop it"),
+    "demo": ("common.cli.demo", "start a cluster, ask it questions, show answers and what they cost, stop it"),
     "bench-kv": ("common.bench.kv", "compare the K/V data plane with raw sockets, UCXX and memcpy"),
     "bench-overhead": ("common.bench.overhead", "compare the services with the engine in process"),
 }

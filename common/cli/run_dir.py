@@ -8,7 +8,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.cli.default_model import cache_dir, make_cache_folder
+from common.cli.cache_dir import cache_dir, make_cache_folder
 from common.config_values import parse_addresses
 from common.errors import ConfigError, SangamError
 

@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that every command shares which starts a cluster."""
-    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint folder (default: a small random model)")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
+    )
     parser.add_argument(
         "--mode",
         choices=[mode.value for mode in ServingMode],
@@ -255,7 +257,7 @@ def banner(cluster: Cluster) -> str:
             "",
             render_table(("service", "address", "pid"), rows),
             "",
-            f'  try    sangam generate --prompt "Hello" --max-tokens 32{target}',
+            f'  try    sangam generate --prompt "Convert 5 days to hours."{target}',
             f"  state  sangam status --address {cluster.scheduler_address}",
             f"  logs   {config.run_dir}",
             "  stop   Ctrl-C",

@@ -115,15 +115,10 @@ def test_a_deadline_ends_it_with_exit_code_1(model_dir, capsys):
     assert "deadline" in capsys.readouterr().err
 
 
-def test_without_a_model_a_random_one_is_built_once_into_the_cache(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SANGAM_CACHE_DIR", str(tmp_path))
-    first = report_of(capsys, "--prompt", "Hello", "--max-tokens", "8")
-    (built,) = tmp_path.iterdir()
-    stamp = (built / "model.safetensors").stat().st_mtime_ns
-    again = report_of(capsys, "--prompt", "Hello", "--max-tokens", "8")
-    assert first["token_ids"] == again["token_ids"]
-    assert (built / "model.safetensors").stat().st_mtime_ns == stamp
-    assert [path.name for path in tmp_path.iterdir()] == [built.name]
+def test_without_a_model_the_one_in_the_package_answers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SANGAM_CACHE_DIR", str(tmp_path / "cache"))
+    assert report_of(capsys, "--prompt", "Convert 5 days to hours.", "--max-tokens", "32")["text"] == "5*24=120 hours"
+    assert not (tmp_path / "cache").exists()
 
 
 async def test_ctrl_c_ends_it_without_a_traceback(model_dir):

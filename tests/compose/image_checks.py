@@ -10,7 +10,7 @@ from tests.compose.stack import Stack
 
 CONTROL_LIMIT_BYTES = 250_000_000
 _BUILD_TOOLS = ("cc", "gcc", "g++", "make", "ld")
-_MODEL = "/models/random-llada/model.safetensors"
+_MODEL = "/opt/sangam/common/models/sangam-tiny/model.safetensors"
 _QUESTIONS = f"""
 import hashlib, importlib.util, json, os, pathlib, shutil, sys
 present = lambda name: importlib.util.find_spec(name) is not None
@@ -25,7 +25,7 @@ print(json.dumps({{
     "torch": present("torch"),
     "pip": present("pip"),
     "build_tools": [name for name in {_BUILD_TOOLS!r} if shutil.which(name)],
-    "writable": [folder for folder in ("/", "/opt/sangam", "/opt/venv", "/models", "/tmp") if writable(folder)],
+    "writable": [folder for folder in ("/", "/opt/sangam", "/opt/venv", "/tmp") if writable(folder)],
     "model": hashlib.sha256(pathlib.Path({_MODEL!r}).read_bytes()).hexdigest(),
 }}))
 """

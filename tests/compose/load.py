@@ -9,6 +9,7 @@ from typing import Any
 
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.generation_output import GenerationOutput
+from common.core.params import ConfidenceQuota
 from common.generation_input import GenerationInput
 from tests.compose.docker_engine import ProofFailed
 
@@ -28,6 +29,8 @@ def requests() -> list[GenerationInput]:
             max_tokens=rng.randint(64, 160),
             temperature=0.7 * (index % 2),
             seed=index,
+            # As many forwards as tokens: workers are busy for long enough to be hit.
+            strategy=ConfidenceQuota(1),
             ignore_eos=True,
         )
         for index in range(REQUESTS)

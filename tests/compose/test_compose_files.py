@@ -41,7 +41,7 @@ PLACED = {
 }
 # Defaults that differ from the service's own, and why.
 DELIBERATE = {
-    "SANGAM_MODEL_DIR": "/models/random-llada",  # a service has none
+    "SANGAM_MODEL_DIR": "/opt/sangam/common/models/sangam-tiny",  # a service has none
     "SANGAM_REGISTRY": "redis://redis:6379/0",  # the stack brings a Redis
     "SANGAM_TORCH_THREADS": "1",  # torch counts the machine's cores, not the container's share
 }

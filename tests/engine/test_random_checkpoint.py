@@ -1,4 +1,4 @@
-"""The default model: the same bytes for a seed, small, lively enough for thresholds to matter."""
+"""The random model: the same bytes for a seed, small, lively enough for thresholds to matter."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ def sangam(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_checks_every_answer_and_leaves_nothing(tmp_path: Path) -> None:
+def test_demo_answers_rightly_checks_every_answer_and_leaves_nothing(tmp_path: Path) -> None:
     done = sangam(tmp_path, "demo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     rows = [line.split() for line in done.stdout.splitlines() if line.endswith("  yes")]
-    assert [row[-2:] for row in rows] == [["-", "yes"]] * len(demo_questions())
+    assert [row[-2:] for row in rows] == [["yes", "yes"]] * len(demo_questions())
     assert {row[2] for row in rows} == {"none", "prefix", "dual"}
     assert "all went right; nothing is left running" in done.stdout
     assert processes_of(tmp_path) == []
