@@ -9,11 +9,13 @@ KV_TRANSPORT ?=
 SEED ?= 1
 # How long `make soak` takes
 MINUTES ?= 15
-# Options for pytest, e.g. make test ARGS='-k golden -x'
+# Where make train writes the model
+DIR ?= run/sangam-tiny
+# Options for pytest (and make train), e.g. make test ARGS='-k golden -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: chaos soak compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-kv clean
+.PHONY: chaos soak compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-kv train clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -90,6 +92,11 @@ bench-kv: $(VENV)/.installed-runtime $(VENV)/.installed-ucx ## How fast K/V move
 
 bench-core: $(VENV)/.installed-runtime ## Core events per second; what one event costs as cluster and queue grow.
 	@$(BIN)/python -m common.bench.core
+
+# glibc gives large blocks back to the system at once, and every training step would fetch them again.
+train: $(VENV)/.installed-runtime ## Train sangam-tiny anew into DIR (an hour on one core); ARGS='--model dream' for its twin.
+	@MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 \
+	  $(BIN)/python -m common.training --out "$(DIR)" $(ARGS)
 
 clean: ## Remove .venv and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
