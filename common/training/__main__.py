@@ -14,7 +14,7 @@ from common.training.recipe import Recipe, shape_of
 from common.training.trainer import Intervals, Progress, Trainer
 from common.training.vocabulary import corpus_pieces, vocabulary_rows
 
-_DEFAULT_STEPS = {"llada": 11500, "dream": 11500}
+_DEFAULT_STEPS = {"llada": 11500, "dream": 5500}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", choices=("llada", "dream"), default="llada", help="format and size (default llada)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, made when absent")
-    parser.add_argument("--steps", type=int, metavar="N", help="batches to train on; the schedule follows it")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="batches to train on; the schedule follows it (default: 11500 for llada, 5500 for dream)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides weights, data and noise (default 0)")
     parser.add_argument("--resume", action="store_true", help="go on from DIR's state; needs the same other options")
     parser.add_argument(

@@ -17,7 +17,7 @@ from common.training.vocabulary import corpus_pieces, write_tokenizer
 
 _MODELS = Path(common.models.__file__).parent
 _MAX_BYTES = 16_000_000
-_FAMILIES = {"sangam-tiny": "llada"}
+_FAMILIES = {"sangam-tiny": "llada", "sangam-tiny-dream": "dream"}
 _RELIABLE_TASKS = ("reversing", "small_talk", "sorting")
 _SETTING = Setting(cache_mode=CacheMode.NONE, strategy=ConfidenceThreshold(0.9), block_length_tokens=32)
 
