@@ -53,11 +53,12 @@ def _draw(axes: Axes, results: Sequence[SettingResult]) -> None:
             xs, ys, _ = zip(*points, strict=True)
             axes.plot(xs, ys, color=colour, marker=marker, label=mode.value, alpha=0.8)
         for x, y, label in points if mode is CacheMode.NONE else ():
-            axes.annotate(label, (x, y), (0, 7), textcoords="offset points", fontsize=7, ha="center")
+            axes.annotate(label, (x, y), (3, 5), textcoords="offset points", fontsize=7, rotation=30)
     axes.set_xlabel("forwards per answer (prefill and decode)")
-    # Room for the labels.
-    axes.set_xlim(0.0, 1.15 * max(_forwards(result) for result in results))
-    axes.margins(y=0.12)
+    # Logarithmic, or all thresholds stand on one spot, far from one token per step.
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.margins(x=0.2, y=0.2)
     axes.grid(alpha=0.3)
 
 
