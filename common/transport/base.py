@@ -59,6 +59,17 @@ class KvReadRequest:
     pages: int
     early: bool = False
 
+    @classmethod
+    def of(cls, handle: KvHandle, *, early: bool) -> KvReadRequest:
+        """For the K/V that `handle` names."""
+        return cls(
+            attempt=handle.attempt,
+            owner=handle.owner,
+            layout_fingerprint=handle.layout_fingerprint,
+            pages=handle.pages,
+            early=early,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchStats:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from common.core.ids import WorkerLife
 from common.errors import Reason, WireError
 from common.racing import race
+from common.transport.base import FetchStats
+from common.transport.messages import Trailer
 
-T = TypeVar("T")
+Received = tuple[int, Trailer]
+"""Payload bytes of a whole read, and its trailer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,22 +31,30 @@ class FetchTable:
         self._fetches: set[_Fetch] = set()
         self._closed = False
 
-    async def run(self, life: WorkerLife, read: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Result of `read`. Raises what it raises, or `WireError` PEER_LOST when the life or the time ends."""
+    async def run(self, life: WorkerLife, read: Coroutine[Any, Any, Received], timeout_s: float) -> FetchStats:
+        """What `read` brought and took. Raises what it raises, or `WireError` PEER_LOST when the life or time ends."""
         if self._closed:
             read.close()
             raise WireError(Reason.PEER_LOST, "the KV transport is closed")
         loop = asyncio.get_running_loop()
+        started_s = loop.time()
         fetch = _Fetch(life, loop.create_future(), loop.create_future())
         self._fetches.add(fetch)
         try:
             async with asyncio.timeout(timeout_s):
-                return await race(read, _until_lost(fetch))
+                received_bytes, trailer = await race(read, _until_lost(fetch))
         except TimeoutError:
             raise WireError(Reason.PEER_LOST, f"the KV did not arrive within {timeout_s} s") from None
         finally:
             self._fetches.remove(fetch)
             fetch.ended.set_result(None)
+        transfer_s = loop.time() - started_s
+        return FetchStats(
+            transfer_s=transfer_s,
+            exposed_s=min(transfer_s, trailer.computed_ago_s),
+            transfer_bytes=received_bytes,
+            trailer=trailer.data,
+        )
 
     async def end(self, life: WorkerLife | None, message: str) -> None:
         """End every fetch from `life` (None: all) with PEER_LOST; returns when they have ended."""

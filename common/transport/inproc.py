@@ -16,7 +16,7 @@ from common.errors import Reason, WireError
 from common.racing import race
 from common.transport.base import FetchStats, KvProvider, KvReadLease, KvReadRequest, KvSink
 from common.transport.byte_run import ByteRun
-from common.transport.fetches import FetchTable
+from common.transport.fetches import FetchTable, Received
 from common.transport.frames import MAX_DATA_BYTES
 from common.transport.messages import Trailer
 from common.transport.sizes import agreed_first_layer
@@ -83,24 +83,8 @@ class InprocTransport:
 
     async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> FetchStats:
         """See `KvTransport.fetch`."""
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        request = KvReadRequest(
-            attempt=handle.attempt,
-            owner=handle.owner,
-            layout_fingerprint=handle.layout_fingerprint,
-            pages=handle.pages,
-            early=early,
-        )
-        read = self._read(handle.address, request, sink)
-        received_bytes, trailer = await self._fetches.run(handle.owner, read, timeout_s)
-        transfer_s = loop.time() - started_s
-        return FetchStats(
-            transfer_s=transfer_s,
-            exposed_s=min(transfer_s, trailer.computed_ago_s),
-            transfer_bytes=received_bytes,
-            trailer=trailer.data,
-        )
+        read = self._read(handle.address, KvReadRequest.of(handle, early=early), sink)
+        return await self._fetches.run(handle.owner, read, timeout_s)
 
     async def close_peer(self, life: WorkerLife) -> None:
         """See `KvTransport.close_peer`."""
@@ -116,7 +100,7 @@ class InprocTransport:
                 await asyncio.wait(self._listener.reads)
         await self._fetches.close()
 
-    async def _read(self, address: str, request: KvReadRequest, sink: KvSink) -> tuple[int, Trailer]:
+    async def _read(self, address: str, request: KvReadRequest, sink: KvSink) -> Received:
         listener = self._network.find(address)
         await race(listener.provider.until_begun(request), _until_closed(listener))
         lease = listener.provider.open_read(request)
@@ -138,7 +122,7 @@ class InprocTransport:
         return received
 
 
-async def _copy(lease: KvReadLease, sink: KvSink) -> tuple[int, Trailer]:
+async def _copy(lease: KvReadLease, sink: KvSink) -> Received:
     if lease.layers < 1:
         raise WireError(Reason.LAYOUT_MISMATCH, "there is no K/V to read")
     await lease.wait_layer(0)

@@ -12,10 +12,9 @@ from common.core.work import KvHandle
 from common.transport.address import join, resolve
 from common.transport.base import FetchStats, KvProvider, KvReadRequest, KvSink
 from common.transport.byte_stream import ByteStream
-from common.transport.fetches import FetchTable
+from common.transport.fetches import FetchTable, Received
 from common.transport.messages import ReadRequest
 from common.transport.owner_session import OwnerLimits
-from common.transport.tcp_reader import Received
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
@@ -88,27 +87,9 @@ class SocketTransport(ABC):
 
     async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> FetchStats:
         """See `KvTransport.fetch`."""
-        request = ReadRequest(
-            read=KvReadRequest(
-                attempt=handle.attempt,
-                owner=handle.owner,
-                layout_fingerprint=handle.layout_fingerprint,
-                pages=handle.pages,
-                early=early,
-            ),
-            timeout_s=timeout_s,
-        )
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        request = ReadRequest(read=KvReadRequest.of(handle, early=early), timeout_s=timeout_s)
         read = self._read(handle, request, sink, min(self._connect_timeout_s, timeout_s))
-        received_bytes, trailer = await self._fetches.run(handle.owner, read, timeout_s)
-        transfer_s = loop.time() - started_s
-        return FetchStats(
-            transfer_s=transfer_s,
-            exposed_s=min(transfer_s, trailer.computed_ago_s),
-            transfer_bytes=received_bytes,
-            trailer=trailer.data,
-        )
+        return await self._fetches.run(handle.owner, read, timeout_s)
 
     async def close_peer(self, life: WorkerLife) -> None:
         """See `KvTransport.close_peer`."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from common.core.work import KvHandle
 from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
+from common.transport.fetches import Received
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
 from common.transport.tcp_owner import serve_read
-from common.transport.tcp_reader import Received, read_into
+from common.transport.tcp_reader import read_into
 
 
 class TcpTransport(SocketTransport):

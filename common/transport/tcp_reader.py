@@ -9,12 +9,10 @@ from common.errors import Reason, WireError
 from common.transport.address import resolve
 from common.transport.base import KvSink
 from common.transport.byte_stream import ByteStream, peer_faults
+from common.transport.fetches import Received
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind, SinkCursor, encode_control
 from common.transport.messages import Accept, Ack, ControlMessage, MalformedFrame, ReadRequest, Refusal, Trailer
 from common.transport.sizes import agreed_first_layer
-
-Received = tuple[int, Trailer]
-"""Payload bytes of a whole read, and its trailer."""
 
 
 async def read_into(sink: KvSink, address: str, request: ReadRequest, *, connect_timeout_s: float) -> Received:

@@ -17,9 +17,10 @@ from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
+from common.transport.fetches import Received
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
-from common.transport.tcp_reader import Received, read_into
+from common.transport.tcp_reader import read_into
 from common.transport.ucx_owner import serve_reads
 from common.transport.ucx_reader import UcxConnection
 from common.transport.ucx_runtime import UcxRuntime

@@ -13,6 +13,7 @@ from common.transport.base import KvSink
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.checksum import payload_checksum
+from common.transport.fetches import Received
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind, encode_control
 from common.transport.messages import (
     Accept,
@@ -26,7 +27,7 @@ from common.transport.messages import (
     UcxPeer,
 )
 from common.transport.sizes import agreed_first_layer
-from common.transport.tcp_reader import Received, connect, expect_trailer
+from common.transport.tcp_reader import connect, expect_trailer
 from common.transport.ucx_pieces import RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
 
