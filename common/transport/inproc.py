@@ -113,6 +113,7 @@ class InprocTransport:
         except WireError:
             raise
         except Exception:
+            # As over a socket: a bug in lease or sink, of whatever type, goes to the log and across as INTERNAL.
             _log.exception("KV read of %s failed", request.attempt)
             raise WireError(Reason.INTERNAL, "internal error") from None
         finally:

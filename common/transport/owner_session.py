@@ -80,6 +80,8 @@ class OwnerSession:
             await self._refuse(error)
             return False
         except Exception:
+            # The provider is the owner's code and may fail in any way: one reader's call must not end the accept loop's
+            # task group, and with it every other read.
             _log.exception("KV provider failed to open %s", request.read.attempt)
             await self._refuse(WireError(Reason.INTERNAL, "internal error"))
             return False
@@ -116,6 +118,7 @@ class OwnerSession:
         except TimeoutError:
             return WireError(Reason.PEER_LOST, "the KV read took too long")
         except Exception:
+            # As in `answer`: lease and payloads may fail in any way, the other reads go on.
             _log.exception("KV read of %s failed", request.read.attempt)
             return WireError(Reason.INTERNAL, "internal error")
         finally:
