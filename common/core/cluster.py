@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.core import defaults
-from common.core.ids import RequestId, Role, ServingMode, WorkerLife
-from common.core.work import IterationReport, WaitReason
+from common.core.ids import Role, ServingMode, WorkerLife
+from common.core.work import IterationReport
 from common.errors import Reason
 
 
@@ -81,7 +81,7 @@ class ClusterView:
     `overload_threshold_tokens` is theta in force; `overload_threshold_adapts`: the scheduler sets it itself.
     `replay_divergences` counts tokens that a repeated attempt revealed differently from what was already shown,
     `retried_blocks` further attempts at blocks by what ended the one before. `waiting_idle_blocks` of idle requests are
-    in no other count. `unservable` are the requests that wait for a worker that is not there, and why.
+    in no other count.
     """
 
     mode: ServingMode
@@ -96,4 +96,3 @@ class ClusterView:
     overload_threshold_adapts: bool = False
     waiting_idle_blocks: int = 0
     retried_blocks: tuple[tuple[Reason, int], ...] = ()
-    unservable: tuple[tuple[RequestId, WaitReason], ...] = ()

@@ -85,13 +85,13 @@ class RequestBook:
         """Requests that ended, well or badly, since the start."""
         return self._ended
 
-    def unservable(self, canvas_limit_tokens: int | None) -> list[tuple[RequestId, WaitReason]]:
+    def unservable(self, canvas_limit_tokens: int | None) -> dict[RequestId, WaitReason]:
         """Requests that wait for a worker that is not there; the limit is that of the live ones, None without any."""
         if canvas_limit_tokens is not None:
-            return [(request_id, WaitReason.TOO_LARGE) for request_id in self._parked]
+            return dict.fromkeys(self._parked, WaitReason.TOO_LARGE)
         states = (BlockState.WAITING_PREFILL, BlockState.KV_READY)
         waiting = (request.id for request in self._requests.values() if request.block_state in states)
-        return [(request_id, WaitReason.NO_WORKER) for request_id in waiting]
+        return dict.fromkeys(waiting, WaitReason.NO_WORKER)
 
     def get(self, request_id: RequestId) -> Request | None:
         """The living request of that id."""

@@ -41,7 +41,7 @@ from common.core.scheduler_config import SchedulerConfig
 from common.core.submission import check_fits, check_length, check_room, check_spec, duplicate_id
 from common.core.timers import TimerKind
 from common.core.unowned import Unowned
-from common.core.work import FinishReason, IterationReport, RequestSpec
+from common.core.work import FinishReason, IterationReport, RequestSpec, WaitReason
 from common.core.worker_account import WorkerAccount
 from common.errors import Reason, WireError
 
@@ -110,9 +110,12 @@ class SchedulerCore:
             overload_threshold_adapts=self._config.overload_threshold_adapts,
             replay_divergences=self._flow.replay_divergences,
             waiting_idle_blocks=book.waiting_idle_blocks,
-            unservable=tuple(book.unservable(fleet.canvas_limit_tokens)),
             retried_blocks=tuple(self._flow.retried_blocks.items()),
         )
+
+    def unservable(self) -> dict[RequestId, WaitReason]:
+        """Requests that wait for a worker that is not there, and why."""
+        return self._flow.book.unservable(self._flow.fleet.canvas_limit_tokens)
 
     def check_conservation(self) -> None:
         """Assert that records, ledger and lines agree, and that an idle scheduler holds nothing."""
@@ -321,12 +324,8 @@ class SchedulerCore:
         if flow.fleet.stranded(owner, request.canvas_tokens):
             flow.retry(request, Reason.LAYOUT_MISMATCH)
             return True
-        need = self._need(
-            request,
-            near=owner,
-            previous=flow.last_decode_worker_id,
-            barred=flow.fleet.barred_readers(owner.life),
-        )
+        barred = flow.fleet.barred_readers(owner.life)
+        need = self._need(request, near=owner, previous=flow.last_decode_worker_id, barred=barred)
         target = flow.fleet.decode_target(need, owner=owner, now=flow.now)
         if target is None or flow.must_rest(request, target):
             return False

@@ -298,7 +298,7 @@ class SchedulerShell:
             self._tell_who_waits()
 
     def _tell_who_waits(self) -> None:
-        waiting = dict(self._core.view().unservable)
+        waiting = self._core.unservable()
         for request_id in self._wait_notices.due(waiting, self._clock.now()):
             if (outbox := self._outboxes.get(request_id)) is not None:
                 outbox.put(RequestWaits(reason=waiting[request_id]))
