@@ -18,6 +18,8 @@ from common.backoff import Backoff
 from common.rpc.channel import open_channel
 
 SERVICE = "sangam.v1.SchedulerService"
+"""Whose health tells who leads: followers watch it by this name, and schedulers serve it by it."""
+
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 0.5
 """Between two tries to watch a scheduler that does not answer."""

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from common.clock import Clock
 from common.errors import Reason, WireError
 from common.racing import race
 from services.scheduler.leadership import Leadership
@@ -24,10 +23,9 @@ class Office:
     What a former leader's workers did is lost with it, requests come again from their gateways: a reign starts empty.
     """
 
-    def __init__(self, *, begin: Callable[[int], Reign], clock: Clock) -> None:
+    def __init__(self, *, begin: Callable[[int], Reign]) -> None:
         """`begin` makes the reign of a term."""
         self._begin = begin
-        self._clock = clock
         self._leadership: Leadership | None = None
         self._reign: Reign | None = None
 

@@ -6,6 +6,7 @@ import asyncio
 
 from common.clock import MonotonicClock
 from common.config import SchedulerServiceConfig
+from common.rpc.leader_watch import SERVICE
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
 from sangam.v1 import scheduler_pb2_grpc
@@ -14,7 +15,6 @@ from services.scheduler.office import Office
 from services.scheduler.reign import Reign
 from services.scheduler.servicer import SchedulerServicer
 
-SERVICE_NAME = "sangam.v1.SchedulerService"
 STOP_GRACE_S = 2.0
 
 
@@ -25,8 +25,8 @@ async def serve(config: SchedulerServiceConfig, stop: asyncio.Event) -> None:
     the core raised. Raises ConfigError when the port cannot be had.
     """
     clock = MonotonicClock()
-    office = Office(begin=lambda term: Reign(config, clock=clock, term=term), clock=clock)
-    server = RpcServer(service_names=[SERVICE_NAME])
+    office = Office(begin=lambda term: Reign(config, clock=clock, term=term))
+    server = RpcServer(service_names=[SERVICE])
     servicer = SchedulerServicer(office=office, clock=clock, mode=config.mode)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server.grpc)
     address = await server.start(config.host, config.port)
