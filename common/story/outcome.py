@@ -10,6 +10,8 @@ from typing import Any
 from common.errors import WireError
 from common.story.cores import Handle
 
+_REFUSED = "refused"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -21,6 +23,11 @@ class Outcome:
     effects: tuple[str, ...] = ()
     digest: str = ""
     error: str = ""
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether the core failed, rather than refused."""
+        return bool(self.error) and not self.error.startswith(_REFUSED)
 
     def __str__(self) -> str:
         """In words, for a person."""
@@ -41,7 +48,7 @@ def outcome_of(effects: Sequence[Any]) -> Outcome:
 def outcome_of_error(error: BaseException) -> Outcome:
     """Of what `handle` raised."""
     if isinstance(error, WireError):
-        return Outcome(error=f"refused: {error.reason.value}")
+        return Outcome(error=f"{_REFUSED}: {error.reason.value}")
     return Outcome(error=f"raised {type(error).__name__}: {error}")
 
 

@@ -64,7 +64,7 @@ def _replay(reader: StoryReader, watch: Watch) -> Replay:
         if outcome != told.outcome:
             parting = Parting(told=told, outcome=outcome, effects=reached)
             break
-        error = "" if outcome.error.startswith("refused") else outcome.error
+        error = outcome.error if outcome.is_bug else ""
     return Replay(
         core=reader.core,
         service=reader.service,

@@ -82,7 +82,7 @@ class StoryWriter:
             except BaseException as error:
                 outcome = outcome_of_error(error)
                 self._tell(event, now, outcome)
-                if not outcome.error.startswith("refused"):
+                if outcome.is_bug:
                     log.critical("the core failed; replay it with: sangam replay %s", self.path)
                 raise
             self._tell(event, now, outcome_of(effects))
