@@ -134,9 +134,12 @@ class WorkerApp:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._forward.start()
-            watch = watch_forwards(self._forward, limit_s=self._config.stuck_forward_s, on_stuck=self._on_bug)
             parts = (
-                *(self._raise_bug(), self._link.run(), self._registry.run(), self._transport.watch(), watch),
+                self._raise_bug(),
+                self._link.run(),
+                self._registry.run(),
+                self._transport.watch(),
+                watch_forwards(self._forward, limit_s=self._config.stuck_forward_s, on_stuck=self._on_bug),
                 self._leaks.run(),
             )
             background = [tasks.create_task(part) for part in parts]
