@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from common.clock import Clock
 from common.core.unowned import Holding, Unowned
+from common.lasting import Lasting
 from common.metrics.catalogue import CONSERVATION_BROKEN, LEAKED_LEASES, LEAKED_PAGES, LEAKED_REQUESTS
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,7 @@ class LeakWatch:
         self._clock = clock
         self._unowned = unowned
         self._check = check
-        self._since_s: dict[tuple[Holding, str], float] = {}
-        self._told: set[tuple[Holding, str]] = set()
+        self._leaked: Lasting[tuple[Holding, str]] = Lasting(after_s=GRACE_S)
         self._problem = ""
         self._show(Counter(), broken=False)
 
@@ -51,16 +51,12 @@ class LeakWatch:
 
     def look(self) -> None:
         """Compare what is held with what is owned, now."""
-        now = self._clock.now()
         held = {(found.holding, found.name): found for found in self._unowned()}
-        self._since_s = {key: self._since_s.get(key, now) for key in held}
-        leaked = {key: found for key, found in held.items() if now - self._since_s[key] >= GRACE_S}
-        for holding, name in leaked.keys() - self._told:
+        for holding, name in self._leaked.look(held, self._clock.now()):
             log.error("leaked %s: %s", holding.value, name)
-        self._told = set(leaked)
         counts: Counter[Holding] = Counter()
-        for found in leaked.values():
-            counts[found.holding] += found.count
+        for key in self._leaked.lasting:
+            counts[held[key].holding] += held[key].count
         self._show(counts, broken=self._books_broken())
 
     def _books_broken(self) -> bool:

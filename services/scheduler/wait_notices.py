@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from common.core.ids import RequestId
 from common.core.work import WaitReason
+from common.lasting import Lasting
 
 NOTICE_AFTER_S = 2.0
 """A worker that restarts is back by then, most often."""
@@ -23,17 +24,8 @@ class WaitNotices:
     """Tells each wait once, when it has lasted `NOTICE_AFTER_S` seconds."""
 
     def __init__(self) -> None:
-        self._since_s: dict[RequestId, float] = {}
-        self._told: set[RequestId] = set()
+        self._waits: Lasting[RequestId] = Lasting(after_s=NOTICE_AFTER_S)
 
     def due(self, waiting: Collection[RequestId], now_s: float) -> list[RequestId]:
         """Those of `waiting`, all that wait at `now_s`, who are to be told now."""
-        self._since_s = {request_id: self._since_s.get(request_id, now_s) for request_id in waiting}
-        self._told &= self._since_s.keys()
-        due = [
-            request_id
-            for request_id, since_s in self._since_s.items()
-            if now_s - since_s >= NOTICE_AFTER_S and request_id not in self._told
-        ]
-        self._told.update(due)
-        return due
+        return self._waits.look(waiting, now_s)
