@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from common.rpc.channel import open_channel
 from common.rpc.convert import request_spec_to_proto
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.service import serve
+from tests.redis_server import RedisServer
 from tests.scheduler_service.scripted import ScriptedWorker, until
 
 
@@ -78,6 +79,16 @@ def make_request(
         ignore_eos=True,
     )
     return request_spec_to_proto(spec)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A running Redis of this test's own."""
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.resume()
+    server.stop()
 
 
 @pytest.fixture

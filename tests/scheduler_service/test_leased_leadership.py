@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
@@ -19,15 +18,6 @@ TTL_S = 1.5
 PATIENCE_S = 30.0
 
 Candidate = Callable[[str], LeasedLeadership]
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path):
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.resume()
-    server.stop()
 
 
 @pytest.fixture
