@@ -4,119 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from common.clock import ManualClock
-from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
-from common.core.kv_layout import KvLayout
-from common.core.work import KvHandle
+from common.core.ids import WorkerId, WorkerLife
 from common.engine.kv_pool import KvPool
 from common.errors import Reason, WireError
-from common.transport.base import KvReadRequest, KvTransport
-from common.transport.inproc import InprocNetwork, InprocTransport
+from common.transport.base import KvTransport
 from common.transport.tcp import TcpTransport
-from common.transport.ucx import UcxTransport
 from common.worker import kv_staging
 from common.worker.kv_serving import KvServing
 from common.worker.kv_staging import KvStaging, StagingBuffer
 from common.worker.pool_sink import PoolSink
-from tests.worker.waiting import eventually
-
-LAYOUT = KvLayout(
-    model_id="m", weights_fingerprint="w", dtype="bfloat16", page_size_tokens=4, n_layers=3, n_kv_heads=2, head_dim=8
+from tests.worker.kv_owner import (
+    ATTEMPT,
+    CANVAS_TOKENS,
+    FIRST,
+    LAYOUT,
+    LEASE_S,
+    LIFE,
+    OWNER_PAGES,
+    PAGES,
+    READER_PAGES,
+    REQUEST,
+    Owner,
+    handle,
+    random_pool,
 )
-PAGES, CANVAS_TOKENS, LEASE_S = 16, 18, 30.0
-OWNER_PAGES, READER_PAGES = (3, 4, 9, 1, 15), (7, 0, 1, 2, 12)
-FIRST = b"the first tokens"
-LIFE = WorkerLife(WorkerId("p0"), 5)
-ATTEMPT = BlockAttempt(RequestId("r"), 2, 1)
-REQUEST = KvReadRequest(attempt=ATTEMPT, owner=LIFE, layout_fingerprint=LAYOUT.fingerprint, pages=len(OWNER_PAGES))
-
-
-def random_pool(seed: int) -> KvPool:
-    pool = KvPool(layout=LAYOUT, num_pages=PAGES, device=torch.device("cpu"))
-    pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=torch.Generator().manual_seed(seed)))
-    return pool
-
-
-@dataclass
-class Owner:
-    """A serving with its pool, clock and life, and a log of what it told the worker."""
-
-    pool: KvPool = field(default_factory=lambda: random_pool(1))
-    clock: ManualClock = field(default_factory=ManualClock)
-    life: WorkerLife = LIFE
-    log: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.idle = asyncio.Event()
-        self.serving = KvServing(
-            staging=KvStaging(self.pool),
-            clock=self.clock,
-            life=lambda: self.life,
-            on_send_started=lambda attempt: self._note(f"started {attempt}"),
-            on_send_ended=lambda attempt: self._note(f"ended {attempt}"),
-            on_delivered=lambda attempt: self._note(f"delivered {attempt}"),
-        )
-
-    def offer(self, attempt: BlockAttempt = ATTEMPT) -> None:
-        self.serving.offer(attempt, OWNER_PAGES, CANVAS_TOKENS, self.clock.now() + LEASE_S)
-        self.serving.first_revealed(attempt, FIRST)
-
-    def _note(self, what: str) -> None:
-        self.log.append(what)
-        if what.startswith("ended"):
-            self.idle.set()
-
-    def refusal(self, request: KvReadRequest = REQUEST) -> Reason:
-        with pytest.raises(WireError) as caught:
-            self.serving.open_read(request)
-        assert not self.log
-        return caught.value.reason
-
-
-@pytest.fixture
-async def owner() -> Owner:
-    return Owner()
-
-
-MAKERS: dict[str, Callable[[], KvTransport]] = {
-    "inproc": lambda: InprocTransport(InprocNetwork()),
-    "tcp": TcpTransport,
-    "ucx": UcxTransport,
-}
-
-
-@pytest.fixture(params=sorted(MAKERS))
-async def transport(request: pytest.FixtureRequest) -> AsyncIterator[KvTransport]:
-    made = MAKERS[request.param]()
-    yield made
-    await made.aclose()
-
-
-def handle(address: str, transport: KvTransport) -> KvHandle:
-    return KvHandle(
-        attempt=ATTEMPT,
-        owner=LIFE,
-        transport=transport.name,
-        address=address,
-        layout_fingerprint=LAYOUT.fingerprint,
-        canvas_tokens=CANVAS_TOKENS,
-        pages=len(OWNER_PAGES),
-        lease_s=LEASE_S,
-    )
-
-
-def assert_moved(source: KvPool, target: KvPool, before: torch.Tensor) -> None:
-    """The reader's pages hold the owner's bytes, and no other page changed."""
-    assert torch.equal(target.tensor[:, :, list(READER_PAGES)], source.tensor[:, :, list(OWNER_PAGES)])
-    others = [page for page in range(PAGES) if page not in READER_PAGES]
-    assert torch.equal(target.tensor[:, :, others], before[:, :, others])
-
 
 SIDE_BY_SIDE = (6, 7, 8, 9, 10)
 
@@ -145,135 +63,6 @@ async def test_pages_move_between_pools(
         assert torch.equal(reader.tensor[:, :, others], before[:, :, others])
         assert (stats.transfer_bytes, stats.trailer) == (LAYOUT.block_bytes(len(OWNER_PAGES)), FIRST)
     assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")] * 2
-
-
-class Prefill:
-    """A prefill in the middle of its layers, announced by its worker; `compute` finishes one more."""
-
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
-        self._right = owner.pool.tensor.clone()
-        owner.pool.tensor.zero_()
-        owner.serving.announce(ATTEMPT, OWNER_PAGES)
-
-    def compute(self, layer: int) -> None:
-        self._owner.pool.tensor[layer].copy_(self._right[layer])
-        self._owner.serving.layer_computed([ATTEMPT, replace(ATTEMPT, block=9)], layer, None)
-
-    def end(self) -> None:
-        self._owner.serving.offer(ATTEMPT, OWNER_PAGES, CANVAS_TOKENS, LEASE_S)
-        self._owner.serving.first_revealed(ATTEMPT, FIRST)
-        self._owner.serving.retract([ATTEMPT])
-
-
-class WatchedSink(PoolSink):
-    """Counts the layers that are complete."""
-
-    completed = 0
-
-    async def complete(self, layer: int) -> None:
-        await super().complete(layer)
-        self.completed += 1
-
-    async def until_completed(self, layers: int) -> None:
-        await eventually(lambda: self.completed == layers)
-
-
-async def test_a_reader_may_come_before_the_prefill_has_ended(owner: Owner, transport: KvTransport) -> None:
-    prefill, reader = Prefill(owner), random_pool(2)
-    before = reader.tensor.clone()
-    address = await transport.listen("127.0.0.1", owner.serving)
-    with WatchedSink(KvStaging(reader), READER_PAGES) as sink:
-        fetch = asyncio.create_task(transport.fetch(handle=handle(address, transport), sink=sink, timeout_s=20.0))
-        for layer in range(LAYOUT.n_layers):
-            assert sink.completed == layer and not fetch.done()
-            prefill.compute(layer)
-            await sink.until_completed(layer + 1)
-        assert owner.log == [f"started {ATTEMPT}"], "the worker core knows of it before it retains the K/V"
-        prefill.end()
-        stats = await fetch
-    await owner.idle.wait()
-    assert_moved(owner.pool, reader, before)
-    assert stats.trailer == FIRST
-    assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")]
-
-
-async def test_a_prefill_that_keeps_nothing_ends_its_early_readers(owner: Owner, transport: KvTransport) -> None:
-    prefill = Prefill(owner)
-    address = await transport.listen("127.0.0.1", owner.serving)
-    with WatchedSink(KvStaging(random_pool(2)), READER_PAGES) as sink:
-        fetch = asyncio.create_task(transport.fetch(handle=handle(address, transport), sink=sink, timeout_s=20.0))
-        prefill.compute(0)
-        await sink.until_completed(1)
-        owner.serving.retract([ATTEMPT])
-        with pytest.raises(WireError) as caught:
-            await fetch
-    assert caught.value.reason is Reason.KV_NOT_FOUND
-    await owner.idle.wait()
-    assert owner.log == [f"started {ATTEMPT}", f"ended {ATTEMPT}"]
-    owner.log.clear()
-    assert owner.refusal() is Reason.KV_NOT_FOUND
-
-
-async def test_an_early_reader_may_come_before_the_prefill_has_begun(owner: Owner, transport: KvTransport) -> None:
-    reader, before = random_pool(2), owner.pool.tensor.clone()
-    address = await transport.listen("127.0.0.1", owner.serving)
-    with PoolSink(KvStaging(reader), READER_PAGES) as sink:
-        wanted = handle(address, transport)
-        fetch = asyncio.create_task(transport.fetch(handle=wanted, sink=sink, timeout_s=20.0, early=True))
-        await asyncio.sleep(0.05)
-        assert not owner.log and not fetch.done()
-        owner.serving.announce(replace(ATTEMPT, attempt=0), OWNER_PAGES)
-        prefill = Prefill(owner)
-        for layer in range(LAYOUT.n_layers):
-            prefill.compute(layer)
-        prefill.end()
-        stats = await fetch
-    await owner.idle.wait()
-    assert torch.equal(reader.tensor[:, :, list(READER_PAGES)], before[:, :, list(OWNER_PAGES)])
-    assert stats.trailer == FIRST
-    assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")]
-
-
-async def _wait_for(owner: Owner, request: KvReadRequest) -> asyncio.Task[None]:
-    waiting = asyncio.create_task(owner.serving.until_begun(request))
-    await asyncio.sleep(0)
-    return waiting
-
-
-async def test_who_waits_for_a_prefill_hears_that_a_newer_attempt_has_replaced_it(owner: Owner) -> None:
-    early = replace(REQUEST, early=True)
-    waiting = await _wait_for(owner, early)
-    assert not waiting.done()
-    owner.serving.announce(replace(ATTEMPT, attempt=ATTEMPT.attempt + 1), OWNER_PAGES)
-    await waiting
-    assert owner.refusal(early) is Reason.STALE_ATTEMPT
-
-
-async def test_who_waits_for_a_prefill_hears_that_its_life_is_over(owner: Owner) -> None:
-    early = replace(REQUEST, early=True)
-    waiting = await _wait_for(owner, early)
-    owner.life = WorkerLife(LIFE.worker_id, 6)
-    owner.serving.end_waits()
-    await waiting
-    assert owner.refusal(early) is Reason.STALE_INCARNATION
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"early": False}, Reason.KV_NOT_FOUND),
-        ({"owner": WorkerLife(LIFE.worker_id, 4)}, Reason.STALE_INCARNATION),
-        ({"attempt": replace(ATTEMPT, attempt=0)}, Reason.STALE_ATTEMPT),
-    ],
-)
-async def test_nobody_waits_for_what_will_not_come(owner: Owner, change, reason: Reason) -> None:
-    if reason is Reason.STALE_ATTEMPT:
-        owner.offer()
-    request = replace(REQUEST, **{"early": True, **change})
-    async with asyncio.timeout(20.0):
-        await owner.serving.until_begun(request)
-    assert owner.refusal(request) is reason
 
 
 async def test_refusals(owner: Owner) -> None:
