@@ -55,7 +55,7 @@ def generate_locally(
 
 
 def _pages_for(spec: RequestSpec, given: int | None) -> int:
-    needed = -(-spec.canvas_tokens // DEFAULT_PAGE_SIZE_TOKENS)
+    needed = spec.pages(DEFAULT_PAGE_SIZE_TOKENS)
     if given is not None and given < needed:
         raise TooLong(
             "max_tokens", f"the canvas of {spec.canvas_tokens} tokens needs {needed} pages, there are {given}"

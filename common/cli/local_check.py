@@ -33,7 +33,7 @@ class LocalCheck:
         codec = load_text_codec(model_dir)
         model = load_model_config(model_dir)
         specs = {wanted: _spec(codec, model, wanted) for wanted in requests}
-        pages = max(-(-spec.canvas_tokens // DEFAULT_PAGE_SIZE_TOKENS) for spec in specs.values())
+        pages = max(spec.pages(DEFAULT_PAGE_SIZE_TOKENS) for spec in specs.values())
         engine = Engine.load(model_dir, device=device, dtype=None if dtype == "auto" else dtype, num_pages=pages)
         return cls(LocalGenerator(engine), codec, specs)
 

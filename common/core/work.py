@@ -64,6 +64,10 @@ class RequestSpec:
         length = self.block_length_tokens
         return -(-max(self.max_tokens, max_gen_len_tokens) // length) * length
 
+    def pages(self, page_size_tokens: int) -> int:
+        """KV pages that hold the whole canvas."""
+        return -(-self.canvas_tokens // page_size_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockWork:

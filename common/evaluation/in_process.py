@@ -47,7 +47,7 @@ class EngineAnswerer:
         """
         codec = load_text_codec(options.model_dir)
         specs = _specs(options, codec, questions, settings)
-        longest_pages = max(-(-spec.canvas_tokens // DEFAULT_PAGE_SIZE_TOKENS) for spec in specs.values())
+        longest_pages = max(spec.pages(DEFAULT_PAGE_SIZE_TOKENS) for spec in specs.values())
         engine = Engine.load(
             options.model_dir,
             device=options.device,
