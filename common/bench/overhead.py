@@ -11,11 +11,11 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.bench.percentile import percentile
 from common.checkpoint import check_checkpoint
 from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
@@ -147,12 +147,6 @@ def _cells(times: Times) -> tuple[str, ...]:
     within = percentile(times.added_s, 0.5) <= ALLOWED_P50_S
     cells = (f"{1000 * percentile(values, share):.1f}" for values in columns for share in (0.5, 0.9))
     return (*cells, "yes" if within else "no")
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 to 1) of the values do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
 
 
 def _report(rows: list[tuple[str, ...]], threads: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from tests.chaos.faults import Fault, FaultKind
@@ -39,8 +38,3 @@ def _touches(fault: Fault, request: WatchedRequest, tokens: int) -> bool:
     if fault.kind in _TOUCH_ALL or request.block_was_retried(tokens):
         return True
     return fault.kind in _HOLD_UP and request.block_ran_on(tokens, fault.target)
-
-
-def percentile(ascending: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 to 1) of all values do not exceed; nan when there are none."""
-    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else math.nan

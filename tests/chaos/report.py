@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from common.bench.percentile import percentile
 from common.cli.table import render_table
 from tests.chaos.faults import FaultKind
-from tests.chaos.recovery import percentile
 from tests.chaos.storm import StormResult
 
 RECOVERY_LIMITS_S = {FaultKind.WORKER: 2.0, FaultKind.SCHEDULER: 5.0}

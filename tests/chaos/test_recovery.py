@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from common.bench.percentile import percentile
 from common.generation_input import GenerationInput
 from sangam.v1 import inference_pb2, types_pb2
 from tests.chaos.faults import Fault, FaultKind
-from tests.chaos.recovery import percentile, recoveries
+from tests.chaos.recovery import recoveries
 from tests.chaos.watched_request import Moment, WatchedRequest
 
 

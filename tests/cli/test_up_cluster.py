@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.bench.overhead import percentile
+from common.bench.percentile import percentile
 from common.cli.cluster_config import ClusterConfig
 from common.core.ids import ServingMode
 
