@@ -133,11 +133,8 @@ class WatchedRequest:
         """What the client saw that it should not have: at most one line."""
         if self.problem:
             return [f"{self.request_id}: {self.problem}"]
-        for name in ("token_ids", "text", "finish_reason"):
-            got, expected = getattr(self, name), getattr(right, name)
-            if (tuple(got) if name == "token_ids" else got) != expected:
-                return [f"{self.request_id}: {name} {got!r}, solo {expected!r} ({self.wanted})"]
-        return []
+        difference = right.difference(self)
+        return [f"{self.request_id}: {difference} ({self.wanted})"] if difference else []
 
     def gaps(self) -> list[tuple[Moment, Moment]]:
         """Every stretch of time without a new token, from beginning to end."""

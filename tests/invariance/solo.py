@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from common.cli.generation_output import GenerationOutput
 from common.cli.local_check import LocalCheck
 from common.core.params import (
     CacheMode,
@@ -31,6 +31,17 @@ _STRATEGIES: tuple[RevealStrategy, ...] = (
 _TEMPERATURES = (0.0, 0.0, 0.0, 0.8)
 
 
+class Answered(Protocol):
+    """What a cluster answered, however its client got it."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def finish_reason(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoloAnswer:
     """What one request gets when nothing else runs."""
@@ -39,13 +50,15 @@ class SoloAnswer:
     text: str
     finish_reason: str
 
-    def difference(self, output: GenerationOutput) -> str:
+    def difference(self, answer: Answered) -> str:
         """What the cluster's answer has otherwise; empty when nothing."""
-        for name in ("token_ids", "text", "finish_reason"):
-            got, expected = getattr(output, name), getattr(self, name)
-            if got != expected:
-                return f"{name} {got!r}, solo {expected!r}"
-        return ""
+        pairs = {
+            "token_ids": (tuple(answer.token_ids), self.token_ids),
+            "text": (answer.text, self.text),
+            "finish_reason": (answer.finish_reason, self.finish_reason),
+        }
+        differing = (f"{name} {got!r}, solo {expected!r}" for name, (got, expected) in pairs.items() if got != expected)
+        return next(differing, "")
 
 
 def invariance_requests(count: int, *, seed: int = 0) -> list[GenerationInput]:
