@@ -35,16 +35,15 @@ class Optimizers:
             "others": recipe.other_rate,
         }
 
-    def step(self, step: int) -> float:
-        """Apply the gradients at step `step`'s rates and drop them; returns the gradients' norm before clipping."""
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._recipe.gradient_norm)
+    def step(self, step: int) -> None:
+        """Clip the gradients, apply them at step `step`'s rates, and drop them."""
+        nn.utils.clip_grad_norm_(self._parameters, self._recipe.gradient_norm)
         factor = self._recipe.rate_factor(step)
         for name, optimizer in self._all.items():
             for group in optimizer.param_groups:
                 group["lr"] = self._full_rates[name] * factor
             optimizer.step()
             optimizer.zero_grad()
-        return float(norm)
 
     def tensors(self) -> dict[str, Tensor]:
         """Their state by name."""
