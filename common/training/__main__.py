@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from common.cli.progress import Progress as Bar
 from common.errors import SangamError
 from common.training.recipe import Recipe, shape_of
 from common.training.trainer import Intervals, Progress, Trainer
@@ -37,12 +38,13 @@ def main(argv: list[str] | None = None) -> int:
         first = trainer.resume() if options.resume else 0
         parameters = sum(parameter.numel() for parameter in trainer.network.parameters())
         print(f"{parameters:,} parameters, steps {first} to {recipe.steps}, into {options.out}", flush=True)
-        trainer.run(_Bar(recipe.steps, first, loud=sys.stderr.isatty()).show)
+        with Bar(recipe.steps, "steps") as bar:
+            trainer.run(_Report(bar, recipe.steps, first).show)
     except SangamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\ninterrupted; go on with --resume (at most {options.every} steps are lost)", file=sys.stderr)
+        print(f"interrupted; go on with --resume (at most {options.every} steps are lost)", file=sys.stderr)
         return 130
     return 0
 
@@ -76,15 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Bar:
-    """A progress line: rewritten in place on a terminal, else one line in 50 steps."""
+class _Report:
+    """What a run brings, beside the bar: smoothed loss, speed, time to go; the shares of right answers when known."""
 
-    _SILENT_STEPS = 50
-
-    def __init__(self, steps: int, first: int, *, loud: bool) -> None:
+    def __init__(self, bar: Bar, steps: int, first: int) -> None:
+        self._bar = bar
         self._steps = steps
         self._first = first
-        self._loud = loud
         self._started_s = time.monotonic()
         self._tokens = 0
         self._loss: float | None = None
@@ -93,23 +93,18 @@ class _Bar:
         """Say what one step brought."""
         self._tokens += progress.canvas_tokens
         self._loss = progress.loss if self._loss is None else 0.98 * self._loss + 0.02 * progress.loss
-        if self._loud:
-            print(f"\r{self._line(progress.step)}", end="", file=sys.stderr, flush=True)
-        elif progress.step % self._SILENT_STEPS == 0 or progress.step == self._steps:
-            print(self._line(progress.step), file=sys.stderr, flush=True)
+        self._bar.show(progress.step, self._note(progress.step, self._loss))
         if progress.match is not None:
             shares = "  ".join(f"{task} {share:.0%}" for task, share in progress.match.items())
             mean = sum(progress.match.values()) / len(progress.match)
             print(f"\nstep {progress.step}: held-out answers right {mean:.1%}:  {shares}", flush=True)
 
-    def _line(self, step: int) -> str:
+    def _note(self, step: int, loss: float) -> str:
         elapsed_s = time.monotonic() - self._started_s
         left_s = elapsed_s / (step - self._first) * (self._steps - step)
-        filled = 24 * step // self._steps
-        bar = "#" * filled + "." * (24 - filled)
         return (
-            f"[{bar}] step {step}/{self._steps}  loss {self._loss:.4f}  {self._tokens / elapsed_s:,.0f} tokens/s  "
-            f"{elapsed_s / 60:.1f} min, {left_s / 60:.1f} to go "
+            f"loss {loss:.4f}, {self._tokens / elapsed_s:,.0f} tokens/s, "
+            f"{elapsed_s / 60:.1f} min, {left_s / 60:.1f} to go"
         )
 
 
