@@ -20,6 +20,8 @@ from typing import Any
 from common.errors import CheckpointError
 from common.model_config import CONFIG_FILE, ModelConfig, load_model_config
 
+WEIGHTS_FILE = "model.safetensors"
+"""Of a checkpoint that is one file."""
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}

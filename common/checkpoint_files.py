@@ -1,4 +1,4 @@
-"""Reading the small text files of a checkpoint's folder; every complaint names the file."""
+"""Reading and writing the small text files of a checkpoint's folder; every complaint names the file."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: holds {type(document).__name__} where an object is expected")
     return document
+
+
+def write_object(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON object, readable for people too; `path`'s folder exists."""
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

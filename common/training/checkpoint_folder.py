@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common.checkpoint import tensor_names
+from common.checkpoint import WEIGHTS_FILE, tensor_names
+from common.checkpoint_files import write_object
+from common.config_document import ModelSizes, config_document
 from common.model_config import CONFIG_FILE, load_model_config
 from common.training.network import Network
 from common.training.recipe import NetworkShape
 from common.training.vocabulary import EOS, MASK, control_ids, vocabulary_rows, write_tokenizer
 
-WEIGHTS_FILE = "model.safetensors"
 _MAX_CANVAS_TOKENS = 4096
 
 
@@ -26,8 +25,16 @@ def write_tokenizer_and_config(model_dir: Path, shape: NetworkShape, pieces: lis
     model_dir.mkdir(parents=True, exist_ok=True)
     controls = control_ids(pieces)
     assert shape.vocab_rows == vocabulary_rows(pieces)
-    common = {
-        "vocab_size": shape.vocab_rows,
+    sizes = ModelSizes(
+        n_layers=shape.n_layers,
+        n_heads=shape.n_heads,
+        n_kv_heads=shape.n_heads,
+        hidden_size=shape.hidden_size,
+        mlp_size=shape.mlp_size,
+        max_canvas_tokens=_MAX_CANVAS_TOKENS,
+        vocab_rows=shape.vocab_rows,
+    )
+    facts = {
         "mask_token_id": controls[MASK],
         "eos_token_id": controls[EOS],
         "pad_token_id": controls[EOS],
@@ -35,8 +42,7 @@ def write_tokenizer_and_config(model_dir: Path, shape: NetworkShape, pieces: lis
         "rope_theta": shape.rope_theta,
         "torch_dtype": "float16",
     }
-    document = (_dream_config(shape) if shape.shifted else _llada_config(shape)) | common
-    (model_dir / CONFIG_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_object(model_dir / CONFIG_FILE, config_document("dream" if shape.shifted else "llada", sizes, facts))
     write_tokenizer(model_dir, pieces)
 
 
@@ -63,41 +69,3 @@ def _named(model_dir: Path, network: Network) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}.bias", part
         for name, part in zip((of.gate, of.up), layer.gate_up.weight.chunk(2), strict=True):
             yield f"{name}.weight", part
-
-
-def _llada_config(shape: NetworkShape) -> dict[str, Any]:
-    return {
-        "architectures": ["LLaDAModelLM"],
-        "model_type": "llada",
-        "block_type": "llama",
-        "activation_type": "silu",
-        "layer_norm_type": "rms",
-        "rope": True,
-        "rope_full_precision": True,
-        "d_model": shape.hidden_size,
-        "n_layers": shape.n_layers,
-        "n_heads": shape.n_heads,
-        "n_kv_heads": shape.n_heads,
-        "mlp_hidden_size": shape.mlp_size,
-        "max_sequence_length": _MAX_CANVAS_TOKENS,
-        "embedding_size": shape.vocab_rows,
-        "include_bias": False,
-        "include_qkv_bias": False,
-        "weight_tying": False,
-    }
-
-
-def _dream_config(shape: NetworkShape) -> dict[str, Any]:
-    return {
-        "architectures": ["DreamModel"],
-        "model_type": "Dream",
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.mlp_size,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_heads,
-        "max_position_embeddings": _MAX_CANVAS_TOKENS,
-        "rope_scaling": None,
-        "tie_word_embeddings": False,
-    }

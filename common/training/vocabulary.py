@@ -7,16 +7,16 @@ each byte: words of the questions are short canvases, while quoted words are spe
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
+from common.byte_tokenizer import byte_tokenizer
+from common.checkpoint_files import write_object
 from common.corpus.questions import training_questions
-from common.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, byte_characters
+from common.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 EOS, MASK, USER, ASSISTANT = "<|endoftext|>", "<|mask|>", "<|user|>", "<|assistant|>"
 CONTROL_TOKENS = (EOS, MASK, USER, ASSISTANT)
@@ -66,7 +66,8 @@ def vocabulary_rows(pieces: list[str]) -> int:
 
 def write_tokenizer(model_dir: Path, pieces: list[str]) -> None:
     """Write tokenizer.json and tokenizer_config.json (with the chat template) into an existing folder."""
-    _write(model_dir / TOKENIZER_FILE, _tokenizer(pieces))
+    document = byte_tokenizer(control_ids(pieces), pieces=pieces, split_pattern=_PIECES)
+    write_object(model_dir / TOKENIZER_FILE, document)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -75,38 +76,4 @@ def write_tokenizer(model_dir: Path, pieces: list[str]) -> None:
         "mask_token": MASK,
         "chat_template": CHAT_TEMPLATE,
     }
-    _write(model_dir / TOKENIZER_CONFIG_FILE, config)
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _tokenizer(pieces: list[str]) -> dict[str, Any]:
-    characters = byte_characters()
-    spelled = ["".join(characters[byte] for byte in piece.encode()) for piece in pieces]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": _PIECES}, "behavior": "Isolated", "invert": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": index, "content": token, **flags} for token, index in control_ids(pieces).items()],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": True,
-            "vocab": {token: index for index, token in enumerate([*characters, *spelled])},
-            "merges": [],
-        },
-    }
+    write_object(model_dir / TOKENIZER_CONFIG_FILE, config)

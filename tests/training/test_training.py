@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.checkpoint import WEIGHTS_FILE
 from common.engine.engine import Engine
 from common.errors import ConfigError
 from common.model_config import load_model_config
-from common.training.checkpoint_folder import WEIGHTS_FILE, write_tokenizer_and_config, write_weights
+from common.training.checkpoint_folder import write_tokenizer_and_config, write_weights
 from common.training.network import Network
 from common.training.recipe import NetworkShape, Recipe
 from common.training.trainer import Intervals, Progress, Trainer
