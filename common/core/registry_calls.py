@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.core.ids import BlockAttempt, WorkerLife
@@ -60,17 +59,17 @@ RegistryCall = Publish | Get | Renew | Release | Reconcile | Fence
 RegistryAnswer = KvOutcome | KvHandle | Reconciliation | int
 
 
-def answer(core: RegistryCore, call: RegistryCall, now: float) -> Sequence[RegistryAnswer]:
+def answer(core: RegistryCore, call: RegistryCall, now: float) -> list[RegistryAnswer]:
     """Make the call at time `now` (monotonic seconds); an answer that is no batch comes alone."""
     match call:
         case Publish():
-            return core.publish(call.entries, now)
+            return [*core.publish(call.entries, now)]
         case Get():
-            return core.get(call.attempts, now)
+            return [*core.get(call.attempts, now)]
         case Renew():
-            return core.renew(call.owner, call.attempts, call.lease_s, now)
+            return [*core.renew(call.owner, call.attempts, call.lease_s, now)]
         case Release():
-            return core.release(call.owner, call.attempts, now)
+            return [*core.release(call.owner, call.attempts, now)]
         case Reconcile():
             return [core.reconcile(call.owner, call.held, now)]
         case Fence():

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 from common.clock import Clock
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.registry import KvOutcome, Reconciliation, RegistryCore
-from common.core.registry_calls import Fence, Get, Publish, Reconcile, RegistryCall, Release, Renew
+from common.core.registry_calls import Fence, Get, Publish, Reconcile, RegistryCall, Release, Renew, answer
 from common.core.unowned import Unowned
 from common.core.work import KvHandle
 from common.story.writer import UNTOLD, Story
-
-T = TypeVar("T")
 
 
 class MemoryStore:
@@ -22,7 +21,8 @@ class MemoryStore:
     def __init__(self, clock: Clock, story: Story = UNTOLD) -> None:
         self._clock = clock
         self._core = RegistryCore()
-        self._story = story
+        # The very calls that a replay of the story makes.
+        self._answer = story.recorded(functools.partial(answer, self._core))
 
     def __len__(self) -> int:
         """Entries in memory, expired ones included until someone looks."""
@@ -30,35 +30,30 @@ class MemoryStore:
 
     async def publish(self, entries: Sequence[KvHandle]) -> list[KvOutcome]:
         """See `KvStore`."""
-        return self._told(Publish(entries=tuple(entries)), lambda now: self._core.publish(entries, now))
+        return self._answers(Publish(entries=tuple(entries)))
 
     async def get(self, attempts: Sequence[BlockAttempt]) -> list[KvHandle]:
         """See `KvStore`."""
-        return self._told(Get(attempts=tuple(attempts)), lambda now: self._core.get(attempts, now))
+        return self._answers(Get(attempts=tuple(attempts)))
 
     async def renew(self, owner: WorkerLife, attempts: Sequence[BlockAttempt], lease_s: float) -> list[KvOutcome]:
         """See `KvStore`."""
-        call = Renew(owner=owner, attempts=tuple(attempts), lease_s=lease_s)
-        return self._told(call, lambda now: self._core.renew(owner, attempts, lease_s, now))
+        return self._answers(Renew(owner=owner, attempts=tuple(attempts), lease_s=lease_s))
 
     async def release(self, owner: WorkerLife, attempts: Sequence[BlockAttempt]) -> list[KvOutcome]:
         """See `KvStore`."""
-        call = Release(owner=owner, attempts=tuple(attempts))
-        return self._told(call, lambda now: self._core.release(owner, attempts, now))
+        return self._answers(Release(owner=owner, attempts=tuple(attempts)))
 
     async def reconcile(self, owner: WorkerLife, held: Sequence[BlockAttempt]) -> Reconciliation:
         """See `KvStore`."""
-        call = Reconcile(owner=owner, held=tuple(held))
-        return self._told(call, lambda now: [self._core.reconcile(owner, held, now)])[0]
+        (difference,) = self._answers(Reconcile(owner=owner, held=tuple(held)))
+        assert isinstance(difference, Reconciliation)
+        return difference
 
     async def fence(self, life: WorkerLife) -> int:
         """See `KvStore`."""
-
-        def removed(now: float) -> list[int]:
-            self._core.expire(now)
-            return [self._core.fence(life)]
-
-        return self._told(Fence(life=life), removed)[0]
+        (removed_entries,) = self._answers(Fence(life=life))
+        return int(removed_entries)
 
     def unowned(self) -> list[Unowned]:
         """See `RegistryCore.unowned`."""
@@ -68,6 +63,6 @@ class MemoryStore:
         """Forget entries whose lease is over. No part of the story: such an entry does not exist anyway."""
         self._core.expire(self._clock.now())
 
-    def _told(self, call: RegistryCall, act: Callable[[float], list[T]]) -> list[T]:
-        """What the core answers to `call`, which `act` makes; the story has both."""
-        return self._story.recorded(lambda _, now: act(now))(call, self._clock.now())
+    def _answers(self, call: RegistryCall) -> list[Any]:
+        """What the core answers now, of the type that `call` has; the story has both."""
+        return self._answer(call, self._clock.now())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,6 @@ from common.core.registry_calls import (
     Get,
     Publish,
     Reconcile,
-    RegistryAnswer,
     RegistryCall,
     Release,
     Renew,
@@ -82,9 +82,7 @@ def registry_story(path: Path) -> None:
         (Publish(entries=(one,)), 37.0),
     ]
 
-    def handle(call: RegistryCall, now: float) -> list[RegistryAnswer]:
-        return list(answer(core, call, now))
-
+    handle = functools.partial(answer, core)
     with closing(StoryWriter(path, core=REGISTRY, service="kv_store", config=None)) as story:
         for call, now in calls:
             story.recorded(handle)(call, now)
