@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.core.work import FinishReason
+from common.core.work import FinishReason, RequestSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,11 @@ class CommittedTokens:
         self._committed: list[int] = []
         self._finish: FinishReason | None = None
         self.divergences = 0
+
+    @classmethod
+    def of(cls, spec: RequestSpec, *, eos_token_id: int) -> CommittedTokens:
+        """Those of a fresh run of `spec`; the model's `eos_token_id` counts unless the request ignores it."""
+        return cls(max_tokens=spec.max_tokens, eos_token_id=None if spec.ignore_eos else eos_token_id)
 
     @property
     def token_ids(self) -> tuple[int, ...]:

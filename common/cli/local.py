@@ -121,8 +121,7 @@ def _generate(
 ) -> GenerationOutput:
     from common.engine.generator import GenerationResult, LocalGenerator
 
-    eos = None if spec.ignore_eos else engine.config.eos_token_id
-    tokens = CommittedTokens(max_tokens=spec.max_tokens, eos_token_id=eos)
+    tokens = CommittedTokens.of(spec, eos_token_id=engine.config.eos_token_id)
     stream = CommittedStream(tokens=tokens, text=codec.stream())
     pieces: list[str] = []
     started_s = time.monotonic()

@@ -112,8 +112,7 @@ class Auditor:
         again = replace(
             spec, request_id=RequestId(f"~audit-{secrets.token_hex(8)}"), cache_mode=CacheMode.NONE, idle=True
         )
-        eos = None if spec.ignore_eos else self._eos_token_id
-        tokens = CommittedTokens(max_tokens=spec.max_tokens, eos_token_id=eos)
+        tokens = CommittedTokens.of(spec, eos_token_id=self._eos_token_id)
         async with aclosing(self._scheduler.schedule(again, timeout_s=TIMEOUT_S)) as messages:
             async for message in messages:
                 for event in message.events:

@@ -16,8 +16,7 @@ class RequestProgress:
     def __init__(self, *, spec: RequestSpec, eos_token_id: int, text: TextSink) -> None:
         """`spec` is the request as the client asked for it; `eos_token_id` counts unless the spec ignores it."""
         self.spec = spec
-        eos = None if spec.ignore_eos else eos_token_id
-        self._stream = CommittedStream(tokens=CommittedTokens(max_tokens=spec.max_tokens, eos_token_id=eos), text=text)
+        self._stream = CommittedStream(tokens=CommittedTokens.of(spec, eos_token_id=eos_token_id), text=text)
         self._last_step: dict[int, int] = {}
         self._placements: dict[int, types_pb2.BlockPlacement] = {}
         self._lost_attempts = 0
