@@ -40,7 +40,7 @@ class ServiceConfig:
         default="info", metadata=about("least severe log level", choices=("debug", "info", "warning", "error"))
     )
     otlp_endpoint: str = field(
-        default="", metadata=about("host:port of an OTLP/gRPC collector (empty: no export)", is_address=True)
+        default="", metadata=about("host:port of an OTLP/gRPC collector (empty: no export)", form="address")
     )
 
 
@@ -48,7 +48,7 @@ class ServiceConfig:
 class GatewayConfig(ServiceConfig):
     """Settings of `services.gateway`."""
 
-    scheduler_address: str = field(metadata=about(_SCHEDULERS, is_addresses=True))
+    scheduler_address: str = field(metadata=about(_SCHEDULERS, form="addresses"))
     model_dir: Path = field(metadata=about("folder of the model (config and tokenizer; weights are not read)"))
     max_inflight_requests: int = field(
         default=defaults.DEFAULT_MAX_INFLIGHT_REQUESTS, metadata=about("requests admitted at once", minimum=1)
@@ -169,7 +169,7 @@ class SchedulerServiceConfig(CoreServiceConfig):
     )
     tenant_weights: str = field(
         default="",
-        metadata=about("shares of tenants as name=weight,... in whole numbers (others: 1)", is_weights=True),
+        metadata=about("shares of tenants as name=weight,... in whole numbers (others: 1)", form="weights"),
     )
     tenant_quantum: int = field(
         default=defaults.DEFAULT_TENANT_QUANTUM_TOKENS,
@@ -183,7 +183,7 @@ class SchedulerServiceConfig(CoreServiceConfig):
         ),
     )
     kv_store_address: str = field(
-        default="", metadata=about("host:port of the KV registry (empty: none)", is_address=True)
+        default="", metadata=about("host:port of the KV registry (empty: none)", form="address")
     )
     max_attempts: int = field(
         default=defaults.DEFAULT_MAX_ATTEMPTS,
@@ -201,7 +201,7 @@ class SchedulerServiceConfig(CoreServiceConfig):
         default="",
         metadata=about(
             "redis://host:port/db where several schedulers agree on which of them leads (empty: this one always does)",
-            is_redis=True,
+            form="redis",
         ),
     )
     leader_lease_s: float = field(
@@ -215,9 +215,9 @@ class WorkerConfig(CoreServiceConfig):
     """Settings of `services.prefill_worker` and `services.decode_worker`."""
 
     worker_id: str = field(default="", metadata=about("stable name of the worker (empty: role and a random suffix)"))
-    scheduler_address: str = field(metadata=about(_SCHEDULERS, is_addresses=True))
+    scheduler_address: str = field(metadata=about(_SCHEDULERS, form="addresses"))
     kv_store_address: str = field(
-        default="", metadata=about("host:port of the KV registry (empty: none)", is_address=True)
+        default="", metadata=about("host:port of the KV registry (empty: none)", form="address")
     )
     advertise_host: str = field(
         default="",
@@ -300,7 +300,7 @@ class KvStoreConfig(CoreServiceConfig):
 
     registry: str = field(
         default="memory",
-        metadata=about("where entries are kept: memory, or redis://host:port/db", is_registry=True),
+        metadata=about("where entries are kept: memory, or redis://host:port/db", form="registry"),
     )
 
 

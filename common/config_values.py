@@ -6,7 +6,7 @@ import enum
 import math
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,9 @@ from common.errors import ConfigError
 AUTO: Literal["auto"] = "auto"
 TokensOrAuto = int | Literal["auto"]
 """A number of tokens, or leave to set it to the service itself."""
+
+Form = Literal["address", "addresses", "registry", "redis", "weights"]
+"""What a text may have to look like; `_CHECKS` has the rules."""
 
 MAX_TENANT_WEIGHT = 1000
 _TRUE = ("1", "true", "yes", "on")
@@ -31,11 +34,7 @@ def about(
     maximum: float | None = None,
     above: float | None = None,
     choices: Sequence[str] | None = None,
-    is_address: bool = False,
-    is_addresses: bool = False,
-    is_registry: bool = False,
-    is_redis: bool = False,
-    is_weights: bool = False,
+    form: Form | None = None,
 ) -> dict[str, Any]:
     """Metadata of a setting: its command-line help and its allowed values."""
     return {
@@ -44,11 +43,7 @@ def about(
         "maximum": maximum,
         "above": above,
         "choices": choices,
-        "is_address": is_address,
-        "is_addresses": is_addresses,
-        "is_registry": is_registry,
-        "is_redis": is_redis,
-        "is_weights": is_weights,
+        "form": form,
     }
 
 
@@ -72,16 +67,8 @@ def parse_value(setting: Field[Any], hint: Any, text: str, source: str) -> Any:
         return _number(setting, hint, text, source)
     if hint is bool:
         return _boolean(text, source)
-    if setting.metadata["is_address"] and text:
-        _check_address(text, source)
-    if setting.metadata["is_addresses"]:
-        parse_addresses(text, source)
-    if setting.metadata["is_registry"]:
-        check_registry(text, source)
-    if setting.metadata["is_redis"] and text:
-        _check_redis(text, source)
-    if setting.metadata["is_weights"]:
-        parse_tenant_weights(text, source)
+    if (form := setting.metadata["form"]) is not None:
+        _CHECKS[form](text, source)
     if hint is Path and not text:
         raise ConfigError(f"{source}: must be a path, not empty")
     return hint(text)
@@ -113,7 +100,7 @@ def _boolean(text: str, source: str) -> bool:
 
 
 def _check_address(text: str, source: str) -> None:
-    if not is_address(text):
+    if text and not is_address(text):
         raise ConfigError(f"{source}: must be host:port, not {text!r}")
 
 
@@ -139,7 +126,7 @@ def check_registry(text: str, source: str) -> None:
 
 
 def _check_redis(text: str, source: str) -> None:
-    if not _is_redis(text):
+    if text and not _is_redis(text):
         raise ConfigError(f"{source}: must be {_REDIS_FORM}")
 
 
@@ -163,3 +150,13 @@ def parse_tenant_weights(text: str, source: str = "--tenant-weights") -> dict[st
 def tokens_or(value: TokensOrAuto, start_tokens: int) -> int:
     """A fixed number of tokens, or where a service that sets it itself starts."""
     return start_tokens if value == AUTO else value
+
+
+_CHECKS: Mapping[Form, Callable[[str, str], object]] = {
+    "address": _check_address,
+    "addresses": parse_addresses,
+    "registry": check_registry,
+    "redis": _check_redis,
+    "weights": parse_tenant_weights,
+}
+"""Each gets a text and the option it is from, and raises ConfigError; address and redis may be left empty."""
