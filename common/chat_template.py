@@ -17,9 +17,9 @@ from common.checkpoint_files import read_object, read_text
 from common.errors import CheckpointError, InvalidPrompt
 from common.prompt import USER_ROLE, ChatMessage
 from common.template_sandbox import SandboxedTemplate, TemplateFault, TemplateRefusal
+from common.tokenizer import TOKENIZER_CONFIG_FILE
 
 TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
 CONFIG_KEY = "chat_template"
 
 _NONCE_BYTES = 12
@@ -108,7 +108,7 @@ def load_chat_template(model_dir: Path, *, special_ids: Mapping[str, int]) -> Ch
 
     Raises `CheckpointError` naming the file when there is one that cannot be used.
     """
-    config_path, path = model_dir / CONFIG_FILE, model_dir / TEMPLATE_FILE
+    config_path, path = model_dir / TOKENIZER_CONFIG_FILE, model_dir / TEMPLATE_FILE
     config = read_object(config_path) if config_path.exists() else {}
     origin = str(path) if path.exists() else f"{config_path}: {CONFIG_KEY}"
     source = read_text(path) if path.exists() else _default_source(config.get(CONFIG_KEY), origin)

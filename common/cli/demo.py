@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,10 +17,13 @@ from common.cli.answer_board import LINES_PER_ANSWER, MASK, AnswerBoard
 from common.cli.answer_lines import AnswerLines, AnswerView
 from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
+from common.cli.default_model import DEFAULT_MODEL
 from common.cli.demo_questions import BLOCK_LENGTH_TOKENS, DemoQuestion, demo_questions
 from common.cli.demo_report import Asked, closing_lines, render_report
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.interrupt import Interrupted, run_interruptible
+from common.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
+from common.cli.run_dir import is_running
 from common.cli.status import fetch_state, unfree_pages
 from common.cli.supervisor import ServiceFailed
 from common.cli.up import add_cluster_arguments, cluster_config
@@ -30,9 +32,6 @@ from common.text_codec import load_text_codec
 
 REQUEST_TIMEOUT_S = 120.0
 PAGES_BACK_TIMEOUT_S = 5.0
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-TRAINED_MODEL = "sangam-tiny"
-"""The one model whose answers are asked to be right: it was trained for these questions."""
 OVERLOAD_THRESHOLD_TOKENS = 1
 """As low as can be: a prefill worker that has one prefill to do counts as overloaded, so a few questions overflow."""
 
@@ -48,8 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; returns 0 only if all went right. Raises ConfigError or CheckpointError."""
     config = cluster_config(args, host="127.0.0.1", grpc_port=0)
+    # Trained for these questions: the one model whose answers are asked to be right.
+    knows_answers = config.model_dir.name == DEFAULT_MODEL
     try:
-        return run_interruptible(_demo(config, knows_answers=config.model_dir.name == TRAINED_MODEL))
+        return run_interruptible(_demo(config, knows_answers=knows_answers))
     except Interrupted:
         say("stopped")
         return EXIT_INTERRUPTED
@@ -71,7 +72,7 @@ async def _demo(config: ClusterConfig, *, knows_answers: bool) -> int:
         asked = await _ask_all(cluster.gateway_address, questions, config.model_dir)
         problems = await _missing_pages(cluster.scheduler_address)
         say("stopping everything")
-    problems += [f"{name} (pid {pid}) is still running" for name, pid in pids.items() if _is_alive(pid)]
+    problems += [f"{name} (pid {pid}) is still running" for name, pid in pids.items() if is_running(pid)]
     say("running every question once more on the engine in this process, to compare")
     await asyncio.to_thread(_compare, config, asked)
     print(f"\n{render_report(asked, knows_answers=knows_answers)}\n")
@@ -146,11 +147,3 @@ def _compare(config: ClusterConfig, asked: Sequence[Asked]) -> None:
     for one in asked:
         if one.output is not None:
             one.local_verdict = check.verdict(one.question.wanted, one.output)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -42,7 +42,7 @@ def runs_dir() -> Path:
 def new_run_dir() -> Path:
     """A fresh folder for this process' run; folders of runs that are over are removed first."""
     for old in runs_dir().glob("*"):
-        if old.name.isdecimal() and not _is_running(int(old.name)):
+        if old.name.isdecimal() and not is_running(int(old.name)):
             shutil.rmtree(old, ignore_errors=True)
     run_dir = runs_dir() / str(os.getpid())
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -64,7 +64,7 @@ def read_cluster_file(run_dir: Path) -> RunningCluster | None:
         cluster = RunningCluster(**json.loads((run_dir / CLUSTER_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return cluster if _is_running(cluster.pid) else None
+    return cluster if is_running(cluster.pid) else None
 
 
 def running_clusters() -> list[RunningCluster]:
@@ -101,7 +101,8 @@ def find_scheduler(address: str) -> str:
     return found[0].scheduler
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether a process has that id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

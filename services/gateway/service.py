@@ -50,12 +50,12 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     directory = RequestDirectory(kept=kept, new_text=work.stream, clock=clock)
     schedulers = SchedulerClient(parse_addresses(config.scheduler_address))
     async with asyncio.TaskGroup() as tasks, directory as requests:
-        following = tasks.create_task(schedulers.run())
         admission = Admission(
             max_requests=config.max_inflight_requests, max_tokens=config.max_inflight_tokens, clock=clock
         )
         watch = LeakWatch(clock=clock, unowned=admission.unowned)
-        background = [tasks.create_task(part) for part in (watch.run(), sample_forever(admission, clock))]
+        parts = (schedulers.run(), watch.run(), sample_forever(admission, clock))
+        background = [tasks.create_task(part) for part in parts]
         auditor = Auditor(scheduler=schedulers, rate=config.audit_rate, eos_token_id=model.eos_token_id)
         auditing = tasks.create_task(auditor.run())
         servicer = InferenceServicer(
@@ -80,7 +80,6 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         auditing.cancel()
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
         await server.stop(config.drain_s)
-        following.cancel()
         for task in background:
             task.cancel()
         work.close()
