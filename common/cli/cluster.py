@@ -92,6 +92,11 @@ class Cluster:
         """How often each service was restarted, by name."""
         return {process.spec.name: process.restarts for process in self._all()}
 
+    @property
+    def renewable(self) -> dict[str, ManagedProcess]:
+        """What `renew` restarts, by name: all services of ours, and no Redis, in which the schedulers' lease is."""
+        return {process.spec.name: process for process in self._all() if process is not self._redis}
+
     async def watch(self) -> None:
         """Wait for ever while the services are supervised; raises if supervision itself fails."""
         await asyncio.gather(*self._watchers)
@@ -113,8 +118,7 @@ class Cluster:
         The next one's turn comes when the cluster is whole again. A drained worker stays away. Raises ServiceFailed
         when a service does not come back, before any further one is touched.
         """
-        known = {process.spec.name: process for process in self._all() if process is not self._redis}
-        for name, process in known.items():
+        for name, process in self.renewable.items():
             if (names and name not in names) or process.pid is None:
                 continue
             await process.renew(grace_s=self._grace_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,6 +12,7 @@ import pytest_asyncio
 from common.cli.cluster import Cluster
 from common.cli.local_check import LocalCheck
 from common.cli.restart_orders import leave_order, obey_restart_orders
+from common.cli.run_dir import NoCluster
 from common.core.params import ConfidenceQuota
 from common.generation_input import GenerationInput
 from tests.integration.cluster_help import all_pages_free, ask, eventually, random_model, running_cluster
@@ -69,6 +71,8 @@ async def test_a_gateway_ends_what_it_has_before_it_restarts(cluster: Cluster, e
 
 
 async def test_orders_are_carried_out_and_told(cluster: Cluster) -> None:
+    with pytest.raises(NoCluster, match="takes no orders"):
+        leave_order(cluster.config.run_dir, ["kv_store"])
     obeying = asyncio.create_task(obey_restart_orders(cluster, say=lambda line: None))
     await asyncio.sleep(0)
     run_dir, restarts = cluster.config.run_dir, cluster.restarts["kv_store"]
@@ -84,3 +88,10 @@ async def test_orders_are_carried_out_and_told(cluster: Cluster) -> None:
     assert cluster.restarts["kv_store"] == restarts + 1
     obeying.cancel()
     await asyncio.gather(obeying, return_exceptions=True)
+    with pytest.raises(NoCluster, match="takes no orders"):
+        leave_order(run_dir, ["kv_store"])
+
+
+async def test_an_order_to_a_cluster_that_has_ended_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoCluster, match="has ended"):
+        leave_order(tmp_path, [])
