@@ -7,16 +7,13 @@ time. Exit codes: 0 the same, 1 it parts from the record (the first such event i
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from common.cli.progress import Progress
 from common.story.reader import Told
 from common.story.replay import Parting, Replay, Watch, replay
-
-PROGRESS_INTERVAL_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0 when every story went as recorded, else 1. Raises BadStory."""
     same = True
     for path in args.stories:
-        told = replay(path, _show if args.show else _progress(path))
+        with Progress(100, f"% of {path.name}") as progress:
+            told = replay(path, _show if args.show else _shown_on(progress))
         print(f"{path.name}: {describe(told)}", flush=True)
         same &= told.parting is None
     return 0 if same else 1
@@ -63,14 +61,5 @@ def _show(told: Told, effects: Sequence[Any], share: float) -> None:
         print(f"    {told.outcome.error}")
 
 
-def _progress(path: Path) -> Watch:
-    """Tells on stderr how far a long replay is."""
-    last_s = time.monotonic()
-
-    def watch(told: Told, effects: Sequence[Any], share: float) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= PROGRESS_INTERVAL_S:
-            last_s = time.monotonic()
-            print(f"sangam replay: {path.name}: event {told.number}, {share:.0%}", file=sys.stderr, flush=True)
-
-    return watch
+def _shown_on(progress: Progress) -> Watch:
+    return lambda told, effects, share: progress.show(int(share * 100), f"event {told.number}")
