@@ -63,7 +63,9 @@ async def test_service_that_ends_in_order_is_restarted_unless_it_may_end(tmp_pat
 
 async def test_a_later_life_that_hangs_before_it_serves_is_killed_and_followed_by_another(tmp_path: Path) -> None:
     lines: list[str] = []
-    spec = ProcessSpec(name="sleeper", module="tests.cli.hanging_service", arguments=(str(tmp_path),), may_end=False)
+    spec = ProcessSpec(
+        name="sleeper", module="tests.cli.ill_service", arguments=(str(tmp_path), "--hangs=2"), may_end=False
+    )
     process = ManagedProcess(spec, run_dir=tmp_path, say=lines.append)
     await process.start(timeout_s=8)
     supervising = asyncio.create_task(process.supervise())
@@ -78,7 +80,9 @@ async def test_a_later_life_that_hangs_before_it_serves_is_killed_and_followed_b
 
 async def test_only_lives_that_never_served_are_followed_later_and_later(tmp_path: Path) -> None:
     lines: list[str] = []
-    spec = ProcessSpec(name="sprinter", module="tests.cli.failing_service", arguments=(str(tmp_path),), may_end=False)
+    spec = ProcessSpec(
+        name="sprinter", module="tests.cli.ill_service", arguments=(str(tmp_path), "--ends=2,3"), may_end=False
+    )
     process = ManagedProcess(spec, run_dir=tmp_path, say=lines.append)
     await process.start(timeout_s=30)
     supervising = asyncio.create_task(process.supervise())
