@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from common.core.effects import (
@@ -22,14 +21,13 @@ from common.core.effects import (
     SchedulerEffect,
 )
 from common.core.fleet import Fleet
-from common.core.ids import BlockAttempt, CallId, Role, ServingMode, WorkerId, WorkerLife
+from common.core.ids import CallId, Role, ServingMode, WorkerId, WorkerLife
 from common.core.reasons import message_for
 from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState, told
 from common.core.request_book import RequestBook
 from common.core.scheduler_config import SchedulerConfig
 from common.core.threshold_tuner import ThresholdTuner
 from common.core.timers import TimerKind, Timers
-from common.core.unowned import Holding, Unowned
 from common.core.work import BlockCompletion, KvHandle, KvSource, KvTransfer, LocalPrefill, NoKv, RemoteKv, StepDelta
 from common.core.worker_account import WorkerAccount
 from common.errors import Reason
@@ -56,7 +54,7 @@ class BlockFlow:
         self.placements = 0
         self.last_prefill_worker_id: WorkerId | None = None
         self.last_decode_worker_id: WorkerId | None = None
-        self._calls: dict[CallId, Call] = {}
+        self.calls: dict[CallId, Call] = {}
         self._effects: list[SchedulerEffect] = []
 
     def take_effects(self) -> list[SchedulerEffect]:
@@ -70,7 +68,7 @@ class BlockFlow:
 
     def live(self, call_id: CallId) -> tuple[Call, Request, WorkerAccount] | None:
         """The call with its request and worker, if it is still its request's newest; else its answer is dropped."""
-        call = self._calls.get(call_id)
+        call = self.calls.get(call_id)
         if call is None:
             return None
         request = self.book.get(call.request_id)
@@ -243,7 +241,7 @@ class BlockFlow:
         self.changed = True
         self.emit(FenceWorker(life=life))
         for call_id in account.calls:
-            request = self.book.get(self._calls[call_id].request_id)
+            request = self.book.get(self.calls[call_id].request_id)
             assert request is not None, call_id
             self.retry(request, Reason.PEER_LOST)
         for attempt in account.retained:
@@ -263,43 +261,6 @@ class BlockFlow:
             until_s = account.suspect(self.now, first_s=self.config.peer_backoff_s)
             self.timers.set(TimerKind.BACKOFF, account.life.worker_id, until_s)
 
-    def check(self) -> None:
-        """Assert that records, ledger and lines agree; with no request alive, that nothing is held."""
-        self.book.check()
-        for account in self.fleet.accounts:
-            account.check()
-            assert all(self._calls[call_id].target == account.life for call_id in account.calls), account.life
-            assert len(self.book) or not account.pages.held, f"{account.life} holds pages for nobody"
-        for call in self._calls.values():
-            found = self.live(call.call_id)
-            assert found is not None and call.call_id in found[2].pages.held, call
-        assert len(self.book) or not self._calls, "calls for nobody"
-
-    def unowned(self, clients: Collection[str]) -> list[Unowned]:
-        """Reservations without a call or block, requests without one of `clients`, and the other way round."""
-        found = [found for account in self.fleet.accounts for found in self._unowned_at(account)]
-        for call in self._calls.values():
-            if call.request_id not in self.book:
-                found.append(Unowned(holding=Holding.REQUESTS, name=f"call {call.call_id} of {call.request_id}"))
-        alive: frozenset[str] = self.book.request_ids
-        for request_id in sorted(alive ^ set(clients)):
-            problem = "has no client" if request_id in alive else "is over, but its client waits"
-            found.append(Unowned(holding=Holding.REQUESTS, name=f"request {request_id} {problem}"))
-        return found
-
-    def _unowned_at(self, account: WorkerAccount) -> Iterator[Unowned]:
-        for holder, pages in account.pages.held.items():
-            where = f"{holder} at {account.life.worker_id}"
-            if not isinstance(holder, BlockAttempt):
-                owned = holder in self._calls
-            else:
-                request = self.book.get(holder.request_id)
-                owned = request is not None and request.block_attempt == holder
-                if not owned:
-                    yield Unowned(holding=Holding.LEASES, name=f"K/V of {where}")
-            if not owned:
-                yield Unowned(holding=Holding.PAGES, name=f"pages of {where}", count=pages)
-
     def _open_call(self, request: Request, account: WorkerAccount, kind: CallKind) -> Call:
         assert request.call is None, request.id
         self.book.leave_lines(request, placed=True)
@@ -318,7 +279,7 @@ class BlockFlow:
             prefills=kind in (CallKind.PREFILL, CallKind.LOCAL_DECODE),
             decode_step_tokens=None if kind is CallKind.PREFILL else request.decode_step_tokens,
         )
-        self._calls[call.call_id] = request.call = call
+        self.calls[call.call_id] = request.call = call
         request.cost.place(self.now)
         return call
 
@@ -336,7 +297,7 @@ class BlockFlow:
         )
 
     def _forget_call(self, request: Request, call: Call) -> None:
-        del self._calls[call.call_id]
+        del self.calls[call.call_id]
         request.call = None
         self.changed = True
 

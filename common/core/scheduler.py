@@ -12,6 +12,7 @@ from typing import Any
 
 from common.core.block_cost import NO_TRANSFER
 from common.core.block_flow import BlockFlow
+from common.core.block_placer import BlockPlacer
 from common.core.cluster import ClusterView, WorkerSpec
 from common.core.effects import FinishRequest, SchedulerEffect
 from common.core.events import (
@@ -33,10 +34,9 @@ from common.core.events import (
 from common.core.ids import RequestId, WorkerId, WorkerLife
 from common.core.options import Dispatch
 from common.core.params import CacheMode
-from common.core.placement import BlockNeed
 from common.core.recovery import Failure, recover
 from common.core.request import BlockState, Call, CallKind, Request, RequestState, unlawful
-from common.core.roster import NOBODY
+from common.core.scheduler_books import SchedulerBooks
 from common.core.scheduler_config import SchedulerConfig
 from common.core.submission import check_fits, check_length, check_room, check_spec, duplicate_id
 from common.core.timers import TimerKind
@@ -55,6 +55,8 @@ class SchedulerCore:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._flow = BlockFlow(config)
+        self._placer = BlockPlacer(self._flow)
+        self._books = SchedulerBooks(self._flow)
 
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerEffect]:
         """Take in one fact at time `now` (monotonic seconds).
@@ -68,7 +70,7 @@ class SchedulerCore:
         _HANDLERS[type(event)](self, event)
         if self._flow.changed:
             self._flow.changed = False
-            self._place()
+            self._placer.place()
         return self._flow.take_effects()
 
     def next_wakeup(self) -> float | None:
@@ -119,11 +121,11 @@ class SchedulerCore:
 
     def check_conservation(self) -> None:
         """Assert that records, ledger and lines agree, and that an idle scheduler holds nothing."""
-        self._flow.check()
+        self._books.check()
 
     def unowned(self, clients: Collection[str]) -> list[Unowned]:
         """What is held for nobody, at any moment; empty unless there is a bug. `clients`: who waits for a request."""
-        return self._flow.unowned(clients)
+        return self._books.unowned(clients)
 
     # Requests
 
@@ -287,7 +289,7 @@ class SchedulerCore:
         if found is not None:
             recover(self._flow, Failure(*found, reason=event.reason))
 
-    # Time and placement
+    # Time
 
     def _on_tick(self, event: Tick) -> None:
         """Timers have rung already; a Tick itself asks for nothing."""
@@ -306,77 +308,6 @@ class SchedulerCore:
                 self._flow.fail(request, Reason.DEADLINE_EXCEEDED)
             elif request.block_state is BlockState.KV_READY:
                 self._flow.retry(request, Reason.KV_LEASE_EXPIRED)
-
-    def _place(self) -> None:
-        """Give out what can be given: finished prefills first, they hold memory at two places' expense."""
-        while self._place_decode_head():
-            pass
-        while self._place_prefill_head():
-            pass
-        self._flow.changed = False
-
-    def _place_decode_head(self) -> bool:
-        flow = self._flow
-        request = flow.book.decode_head()
-        if request is None or request.prefilled is None:
-            return False
-        owner = request.prefilled.owner
-        if flow.fleet.stranded(owner, request.canvas_tokens):
-            flow.retry(request, Reason.LAYOUT_MISMATCH)
-            return True
-        barred = flow.fleet.barred_readers(owner.life)
-        need = self._need(request, near=owner, previous=flow.last_decode_worker_id, barred=barred)
-        target = flow.fleet.decode_target(need, owner=owner, now=flow.now)
-        if target is None or flow.must_rest(request, target):
-            return False
-        flow.start_decode(request, target)
-        return True
-
-    def _place_prefill_head(self) -> bool:
-        flow = self._flow
-        request = flow.book.prefill_head(flow.now)
-        limit_tokens = None if request is None else flow.fleet.canvas_limit_tokens
-        if request is None or limit_tokens is None:
-            return False
-        if request.canvas_tokens > limit_tokens:
-            self._set_aside(request)
-            return True
-        request.fits_known = True
-        sticky = self._config.sticky_workers and request.home is not None
-        target = flow.fleet.prefill_target(
-            self._need(request, near=request.home, previous=flow.last_prefill_worker_id),
-            backlog_tokens=flow.book.backlog_tokens,
-            now=flow.now,
-            home=request.home.life.worker_id if sticky and request.home is not None else None,
-        )
-        if target is None or flow.must_rest(request, target):
-            return False
-        flow.start_prefill(request, target)
-        return True
-
-    def _set_aside(self, request: Request) -> None:
-        """No live worker can hold it: fail it if that was never different, else let it wait for one that can."""
-        if request.fits_known and not request.spec.idle:
-            self._flow.book.park(request)
-        else:
-            self._flow.fail(request, Reason.TOO_LONG, field="max_tokens")
-
-    def _need(
-        self,
-        request: Request,
-        *,
-        near: WorkerSpec | None,
-        previous: WorkerId | None,
-        barred: frozenset[WorkerId] = NOBODY,
-    ) -> BlockNeed:
-        return BlockNeed(
-            canvas_tokens=request.canvas_tokens,
-            near_domain="" if near is None else near.link_domain,
-            previous_worker_id=previous,
-            barred=barred,
-            topology_alpha=self._config.topology_alpha,
-            length_slack=self._config.length_slack,
-        )
 
 
 _HANDLERS: Mapping[type, Callable[[SchedulerCore, Any], None]] = MappingProxyType(
