@@ -24,6 +24,9 @@ RENEWALS_PER_LEASE = 3
 TRIES_PER_LEASE = 10
 """It asks this often after an answer that did not come."""
 
+RESIGN_TRIES = 3
+"""How often a leader that is told to stop tries to give its lease up: who follows would wait for its end."""
+
 LONGEST_LOOK_PAUSE_S = 0.25
 SHORTEST_LOOK_PAUSE_S = 0.02
 """Between two looks of a standby at the lease: until the lease may end, at most the longest."""
@@ -118,10 +121,14 @@ class LeasedLeadership:
 
     async def resign(self) -> None:
         """See `Leadership`."""
-        try:
-            await self._lease.give_up()
-        except LeaseUnreachable as error:
-            log.warning("the lease could not be given up (%s); it ends by itself", error)
+        trouble = ""
+        for _ in range(RESIGN_TRIES):
+            try:
+                await self._lease.give_up()
+                return
+            except LeaseUnreachable as error:
+                trouble = str(error)
+        log.warning("the lease could not be given up (%s); it ends by itself", trouble)
 
     async def _look(self) -> Held | None:
         """Who holds the lease; who led through an outage of Redis has a whole lease's time to ask for it again."""

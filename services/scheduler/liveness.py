@@ -82,11 +82,15 @@ class _Life:
 class Liveness:
     """The registered lives. Does not decide: `silent` says who should be reported lost to the core.
 
-    `timeout_s` is the longest silence of a life, counted from its registration.
+    `timeout_s` is the longest silence of a life, counted from its registration. `silent` is asked every
+    `look_interval_s`, and the time by which it is asked late counts as nobody's silence: this process stood still, and
+    what was said meanwhile it is yet to hear.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.look_interval_s = timeout_s / 4
+        self._looked_s = math.inf
         self.heard_s = -math.inf
         """When any life has last spoken, be it over by now; -inf before the first."""
         self._lives: dict[WorkerLife, _Life] = {}
@@ -125,6 +129,10 @@ class Liveness:
 
     def silent(self, now: float) -> list[WorkerLife]:
         """Lives not heard for longer than the timeout, by id."""
+        deaf_s = max(0.0, now - self._looked_s - self.look_interval_s)
+        self._looked_s = now
+        for known in self._lives.values():
+            known.heard_s = min(now, known.heard_s + deaf_s)
         return sorted(life for life, known in self._lives.items() if now - known.heard_s > self.timeout_s)
 
     def life_of(self, worker_id: WorkerId) -> WorkerLife:
