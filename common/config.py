@@ -144,6 +144,10 @@ class SchedulerServiceConfig(CoreServiceConfig):
             minimum=0,
         ),
     )
+    kv_overlap: bool = field(
+        default=defaults.DEFAULT_KV_OVERLAP,
+        metadata=about("let a decode worker fetch each layer's K/V while the prefill computes the next"),
+    )
     sticky_workers: bool = field(
         default=False,
         metadata=about("let a request's next block go to the worker of its last one while that has room (colocated)"),
@@ -206,9 +210,7 @@ class SchedulerServiceConfig(CoreServiceConfig):
     )
     leader_lease_s: float = field(
         default=defaults.DEFAULT_LEADER_LEASE_S,
-        metadata=about(
-            "how long a leader's lease lasts there when it dies and renews it no more, in seconds", minimum=0.5
-        ),
+        metadata=about("how long a leader leads without word from that Redis, in seconds", minimum=0.5),
     )
 
 

@@ -11,7 +11,7 @@ from common.config_values import AUTO, TokensOrAuto, parse_value
 
 SCHEDULER_SETTINGS = (
     *("overflow", "prefill_policy", "decode_policy", "colocated_policy", "topology_alpha", "length_slack"),
-    *("sticky_workers", "queue_order", "dispatch", "dispatch_ahead", "max_gen_len"),
+    *("kv_overlap", "sticky_workers", "queue_order", "dispatch", "dispatch_ahead", "max_gen_len"),
     *("tenant_weights", "tenant_quantum", "max_queue_wait_s"),
 )
 GATEWAY_SETTINGS = ("audit_rate",)

@@ -39,15 +39,15 @@ class BlockCost:
         self.prefill_s = 0.0
         self.transfer = NO_TRANSFER
 
-    def begin_decode(self, now: float, *, decode_worker_id: str) -> None:
-        """A decode call was placed."""
+    def begin_decode(self, at_s: float, *, decode_worker_id: str) -> None:
+        """A decode call was placed then; one that was placed during the prefill begins with its end."""
         self.decode_worker_id = decode_worker_id
-        self.decode_from_s = now
+        self.decode_from_s = at_s
 
     def kv_arrived(self, transfer: KvTransfer) -> None:
         """The decode worker holds the K/V: decoding proper began when the transfer ended, whenever we hear of it."""
         self.transfer = transfer
-        self.decode_from_s += transfer.transfer_s
+        self.decode_from_s += transfer.exposed_s
 
     def placement(self, *, block: int, attempts: int, completion: BlockCompletion, now: float) -> BlockPlacement:
         """The final account of the block."""

@@ -22,6 +22,7 @@ from common.core.effects import (
 )
 from common.core.fleet import Fleet
 from common.core.ids import CallId, Role, ServingMode, WorkerId, WorkerLife
+from common.core.params import CacheMode
 from common.core.reasons import message_for
 from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState, told
 from common.core.request_book import RequestBook
@@ -52,6 +53,8 @@ class BlockFlow:
         self.replay_divergences = 0
         self.retried_blocks: Counter[Reason] = Counter()
         self.placements = 0
+        self.early_readers = 0
+        self.early_readers_unused = 0
         self.last_prefill_worker_id: WorkerId | None = None
         self.last_decode_worker_id: WorkerId | None = None
         self.calls: dict[CallId, Call] = {}
@@ -73,7 +76,7 @@ class BlockFlow:
             return None
         request = self.book.get(call.request_id)
         account = self.fleet.get(call.target)
-        assert request is not None and request.call is call and account is not None, call
+        assert request is not None and call in (request.call, request.reader) and account is not None, call
         return call, request, account
 
     def must_rest(self, request: Request, account: WorkerAccount) -> bool:
@@ -83,7 +86,7 @@ class BlockFlow:
     def start_prefill(self, request: Request, account: WorkerAccount) -> None:
         """Place the block's prefill; on a decode worker the whole block runs there."""
         local = account.spec.role is Role.DECODE
-        call = self._open_call(request, account, CallKind.LOCAL_DECODE if local else CallKind.PREFILL)
+        call = self._place(request, account, CallKind.LOCAL_DECODE if local else CallKind.PREFILL)
         overflow = local and self.config.mode is ServingMode.HYBRID
         request.cost.begin_attempt(prefill_worker_id=account.life.worker_id, overflow=overflow)
         request.home = account.spec
@@ -100,6 +103,7 @@ class BlockFlow:
                 call_id=call.call_id, target=call.target, work=request.work(), deadline_s=self._time_left_s(request)
             )
         )
+        self._note_turns(account)
 
     def start_decode(self, request: Request, account: WorkerAccount) -> None:
         """Place a prefilled block's decode."""
@@ -109,12 +113,56 @@ class BlockFlow:
         if not request.spec.idle:
             self.last_decode_worker_id = account.life.worker_id
         if prefilled.handle is None:
-            call = self._open_call(request, account, CallKind.NO_KV_DECODE)
+            call = self._place(request, account, CallKind.NO_KV_DECODE)
             self._call_decode(request, call, NoKv(first=prefilled.first), BlockState.DECODING)
             return
         handle = replace(prefilled.handle, lease_s=prefilled.lease_ends_s - self.now)
-        call = self._open_call(request, account, CallKind.REMOTE_DECODE)
+        call = self._place(request, account, CallKind.REMOTE_DECODE)
         self._call_decode(request, call, RemoteKv(handle=handle, first=prefilled.first), BlockState.TRANSFERRING)
+
+    def open_call(self, request: Request, account: WorkerAccount, kind: CallKind) -> Call:
+        """Reserve what a call needs at its worker, and give it its name."""
+        self.placements += 1
+        call = Call(
+            call_id=CallId(self.placements),
+            request_id=request.id,
+            target=account.life,
+            kind=kind,
+            placed_s=self.now,
+        )
+        account.open_call(
+            call.call_id,
+            canvas_tokens=request.canvas_tokens,
+            prefills=kind in (CallKind.PREFILL, CallKind.LOCAL_DECODE),
+            decode_step_tokens=None if kind is CallKind.PREFILL else request.decode_step_tokens,
+        )
+        self.calls[call.call_id] = call
+        return call
+
+    def emit_decode(self, request: Request, call: Call, source: KvSource) -> None:
+        """Make a Decode call."""
+        self.emit(
+            CallDecode(
+                call_id=call.call_id,
+                target=call.target,
+                work=request.work(),
+                source=source,
+                deadline_s=self._time_left_s(request),
+            )
+        )
+
+    def end_reader(self, request: Request, *, cancel: bool) -> None:
+        """Whoever fetches early does so no longer (`cancel`: by our own order); nothing happens when nobody does."""
+        reader, request.reader = request.reader, None
+        if reader is None:
+            return
+        self.early_readers_unused += 1
+        self._forget_call(request, reader)
+        account = self.fleet.get(reader.target)
+        if account is not None:
+            account.close_call(reader.call_id)
+        if cancel:
+            self.emit(CancelCall(call_id=reader.call_id))
 
     def end_call(self, request: Request, *, cancel: bool) -> None:
         """The request's call is over (`cancel`: by our own order); its reservations come back."""
@@ -124,6 +172,7 @@ class BlockFlow:
         account = self.fleet.get(call.target)
         if account is not None:
             account.close_call(call.call_id)
+            self._note_turns(account)
         if not cancel:
             return
         self.emit(CancelCall(call_id=call.call_id))
@@ -141,9 +190,21 @@ class BlockFlow:
             assert call is not None, request.id
             self._forget_call(request, call)
             account.retain(call.call_id, request.block_attempt)
+            self._note_turns(account)
             lease_ends_s = self.now + kv.lease_s
         request.prefilled = Prefilled(owner=account.spec, first=first, handle=kv, lease_ends_s=lease_ends_s)
-        self.await_decode(request)
+        if request.reader is None:
+            self.await_decode(request)
+        else:
+            self.rely_on_reader(request, self.now)
+
+    def rely_on_reader(self, request: Request, prefilled_s: float) -> None:
+        """The prefill has ended, at `prefilled_s`: the block's call is now that of its early reader."""
+        request.call, request.reader = request.reader, None
+        assert request.call is not None, request.id
+        request.move(BlockState.KV_READY, self.now)
+        request.move(BlockState.TRANSFERRING, self.now)
+        request.cost.begin_decode(prefilled_s, decode_worker_id=request.call.target.worker_id)
 
     def await_decode(self, request: Request) -> None:
         """Wait for decode memory with what the prefill left."""
@@ -162,6 +223,13 @@ class BlockFlow:
         request.cost.wait(self.now)
         self.book.wait_prefill(request)
         self.changed = True
+
+    def await_other_prefill(self, request: Request) -> None:
+        """The prefill was refused: the current try waits for another, and whoever was to read this one is cancelled."""
+        if request.reader is not None:
+            self.end_reader(request, cancel=True)
+            request.rename_attempt()
+        self.await_prefill(request)
 
     def has_kv(self, request: Request) -> bool:
         """Whether what the prefill left can still be decoded from (always so in cache mode none)."""
@@ -189,7 +257,7 @@ class BlockFlow:
         """Give the current attempt up; the next one starts at the prefill, or the request fails at the limit."""
         self._give_up(request)
         request.start_attempt()
-        if request.attempt >= self.config.max_attempts:
+        if request.tries > self.config.max_attempts:
             self.fail(request, Reason.ATTEMPTS_EXHAUSTED)
         else:
             self.retried_blocks[cause] += 1
@@ -209,7 +277,7 @@ class BlockFlow:
             return
         request.move(BlockState.COMMITTED, self.now)
         placement = request.cost.placement(
-            block=request.block, attempts=request.attempt + 1, completion=completion, now=self.now
+            block=request.block, attempts=request.tries, completion=completion, now=self.now
         )
         self.emit(PublishBlock(request_id=request.id, placement=placement))
         if completion.finish is not None:
@@ -243,7 +311,10 @@ class BlockFlow:
         for call_id in account.calls:
             request = self.book.get(self.calls[call_id].request_id)
             assert request is not None, call_id
-            self.retry(request, Reason.PEER_LOST)
+            if request.reader is not None and request.reader.call_id == call_id:
+                self.end_reader(request, cancel=True)
+            else:
+                self.retry(request, Reason.PEER_LOST)
         for attempt in account.retained:
             request = self.book.get(attempt.request_id)
             # A transfer under way may have brought everything across; its own call will say.
@@ -261,44 +332,35 @@ class BlockFlow:
             until_s = account.suspect(self.now, first_s=self.config.peer_backoff_s)
             self.timers.set(TimerKind.BACKOFF, account.life.worker_id, until_s)
 
-    def _open_call(self, request: Request, account: WorkerAccount, kind: CallKind) -> Call:
+    def _place(self, request: Request, account: WorkerAccount, kind: CallKind) -> Call:
         assert request.call is None, request.id
         self.book.leave_lines(request, placed=True)
         self.book.mark_running(request, self.now)
-        self.placements += 1
-        call = Call(
-            call_id=CallId(self.placements),
-            request_id=request.id,
-            target=account.life,
-            kind=kind,
-            placed_s=self.now,
-        )
-        account.open_call(
-            call.call_id,
-            canvas_tokens=request.canvas_tokens,
-            prefills=kind in (CallKind.PREFILL, CallKind.LOCAL_DECODE),
-            decode_step_tokens=None if kind is CallKind.PREFILL else request.decode_step_tokens,
-        )
-        self.calls[call.call_id] = request.call = call
+        request.call = self.open_call(request, account, kind)
         request.cost.place(self.now)
-        return call
+        return request.call
+
+    def _note_turns(self, account: WorkerAccount) -> None:
+        """Prefills of that worker have come near their turn: who decodes them may be chosen."""
+        if not self.config.kv_overlap or not account.spec.kv_address:
+            return
+        for call_id in account.turns.come_near():
+            request = self.book.get(self.calls[call_id].request_id)
+            assert request is not None, call_id
+            if request.spec.cache_mode is not CacheMode.NONE and not request.spec.idle:
+                self.book.wait_reader(request)
+                self.changed = True
 
     def _call_decode(self, request: Request, call: Call, source: KvSource, state: BlockState) -> None:
         request.cost.begin_decode(self.now, decode_worker_id=call.target.worker_id)
         request.move(state, self.now)
-        self.emit(
-            CallDecode(
-                call_id=call.call_id,
-                target=call.target,
-                work=request.work(),
-                source=source,
-                deadline_s=self._time_left_s(request),
-            )
-        )
+        self.emit_decode(request, call, source)
 
     def _forget_call(self, request: Request, call: Call) -> None:
         del self.calls[call.call_id]
-        request.call = None
+        if request.call is call:
+            request.call = None
+            self.book.leave_early_line(request)
         self.changed = True
 
     def _forget_kv(self, request: Request) -> bool:
@@ -315,6 +377,7 @@ class BlockFlow:
     def _give_up(self, request: Request) -> None:
         """Cancel the request's call, free its K/V, leave its line."""
         self.book.leave_lines(request)
+        self.end_reader(request, cancel=True)
         if request.call is not None:
             self.end_call(request, cancel=True)
         prefilled = request.prefilled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.core.block_flow import BlockFlow
 from common.core.cluster import WorkerSpec
+from common.core.early_reading import start_reader
 from common.core.ids import WorkerId
 from common.core.placement import BlockNeed
 from common.core.request import Request
@@ -19,10 +20,15 @@ class BlockPlacer:
         self._config = flow.config
 
     def place(self) -> None:
-        """Give out what can be given: finished prefills first, they hold memory at two places' expense."""
+        """Give out what can be given: finished prefills first, they hold memory at two places' expense.
+
+        Last come blocks whose prefill runs: choosing a decode worker now is a gain, but nobody's need.
+        """
         while self._place_decode_head():
             pass
         while self._place_prefill_head():
+            pass
+        while self._place_reader_head():
             pass
         self._flow.changed = False
 
@@ -61,6 +67,25 @@ class BlockPlacer:
         if target is None or flow.must_rest(request, target):
             return False
         flow.start_prefill(request, target)
+        return True
+
+    def _place_reader_head(self) -> bool:
+        flow = self._flow
+        request = flow.book.reader_head()
+        prefill = None if request is None else request.call
+        owner = None if prefill is None else flow.fleet.get(prefill.target)
+        if request is None or owner is None:
+            return False
+        waiting = flow.book.prefill_head(flow.now) if self._config.overflows else None
+        target = flow.fleet.early_target(
+            self._reader_need(request, owner.spec),
+            owner=owner.spec,
+            now=flow.now,
+            overflow_canvas_tokens=0 if waiting is None or waiting.spec.idle else waiting.canvas_tokens,
+        )
+        if target is None:
+            return False
+        start_reader(flow, request, target)
         return True
 
     def _set_aside(self, request: Request) -> None:

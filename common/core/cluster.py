@@ -79,9 +79,10 @@ class ClusterView:
 
     `queued_blocks` includes `parked_blocks`: those whose canvas fits no live worker at present.
     `overload_threshold_tokens` is theta in force; `overload_threshold_adapts`: the scheduler sets it itself.
-    `replay_divergences` counts tokens that a repeated attempt revealed differently from what was already shown,
-    `retried_blocks` further attempts at blocks by what ended the one before. `waiting_idle_blocks` of idle requests are
-    in no other count.
+    `early_readers` counts Decode calls made during a prefill, `early_readers_unused` those of them that ended before it
+    or with it. `replay_divergences` counts tokens that a repeated attempt revealed differently from what was already
+    shown, `retried_blocks` further attempts at blocks by what ended the one before. `waiting_idle_blocks` are in no
+    other count.
     """
 
     mode: ServingMode
@@ -95,4 +96,6 @@ class ClusterView:
     replay_divergences: int
     overload_threshold_adapts: bool = False
     waiting_idle_blocks: int = 0
+    early_readers: int = 0
+    early_readers_unused: int = 0
     retried_blocks: tuple[tuple[Reason, int], ...] = ()

@@ -91,6 +91,9 @@ DEFAULT_DECODE_POLICY = "max_free_pages"
 DEFAULT_COLOCATED_POLICY = "least_outstanding_tokens"
 """Which worker gets a block in colocated mode."""
 
+DEFAULT_KV_OVERLAP = False
+"""Whether a decode worker fetches K/V while the prefill computes it."""
+
 DEFAULT_TOPOLOGY_ALPHA = 0.7
 """Share of the roomiest worker's free memory that a worker on a fast link needs to be preferred (topology_guarded)."""
 

@@ -138,12 +138,8 @@ class Fleet:
             at_home = None if home is None else self._locals.has_room(home, need.canvas_tokens)
             return at_home or self._pick(COLOCATED_POLICIES[config.colocated_policy], self._locals, need)
         target = self._pick(PREFILL_POLICIES[config.prefill_policy], self._writers, need)
-        if target is None and config.overflows:
-            need_tokens = self._reaches().page_rounded_tokens(need.canvas_tokens)
-            if not must_hold_back(
-                free_tokens=self._free_tokens_sum, backlog_tokens=backlog_tokens, need_tokens=need_tokens
-            ):
-                target = self._pick(LEAST_OUTSTANDING_TOKENS, self._locals, need)
+        if target is None and config.overflows and self._spares(need, backlog_tokens=backlog_tokens):
+            target = self._pick(LEAST_OUTSTANDING_TOKENS, self._locals, need)
         return target
 
     def decode_target(self, need: BlockNeed, *, owner: WorkerSpec, now: float) -> WorkerAccount | None:
@@ -153,6 +149,19 @@ class Fleet:
         if readers is None:
             return None
         return self._pick(DECODE_POLICIES[self._config.decode_policy], readers, need)
+
+    def early_target(
+        self, need: BlockNeed, *, owner: WorkerSpec, now: float, overflow_canvas_tokens: int
+    ) -> WorkerAccount | None:
+        """Where a block decodes whose prefill still runs, or None: better not chosen yet.
+
+        `overflow_canvas_tokens` is the canvas of the block that waits for a prefill and may overflow (0: none does).
+        """
+        self._bring_up_to_date(now)
+        overflow_tokens = self._reaches().page_rounded_tokens(overflow_canvas_tokens)
+        if not self._spares(need, backlog_tokens=overflow_tokens):
+            return None
+        return self.decode_target(need, owner=owner, now=now)
 
     def barred_readers(self, owner: WorkerLife) -> frozenset[WorkerId]:
         """Decode workers that refused K/V of that owner."""
@@ -166,6 +175,13 @@ class Fleet:
     def _pick(self, policy: Policy, roster: Roster[WorkerAccount], need: BlockNeed) -> WorkerAccount | None:
         chosen: WorkerAccount | None = policy.pick(roster, need)
         return chosen
+
+    def _spares(self, need: BlockNeed, *, backlog_tokens: int) -> bool:
+        """Whether decode memory is left for `backlog_tokens` (page-rounded) that wait for it, after this canvas."""
+        need_tokens = self._reaches().page_rounded_tokens(need.canvas_tokens)
+        return not must_hold_back(
+            free_tokens=self._free_tokens_sum, backlog_tokens=backlog_tokens, need_tokens=need_tokens
+        )
 
     def _room(self, account: WorkerAccount) -> int:
         """Longest canvas that may be prefilled there now, in tokens."""

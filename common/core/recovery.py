@@ -29,6 +29,11 @@ class Failure:
 
 def recover(flow: BlockFlow, failure: Failure) -> None:
     """End the failed call and do what its reason asks for; reasons without a rule end the request."""
+    if failure.call is failure.request.reader:
+        # The prefill goes on, and the block is decoded by somebody else, or later: no attempt is lost.
+        flow.end_reader(failure.request, cancel=False)
+        _READER_RULES.get(failure.reason, _fail)(flow, failure)
+        return
     flow.end_call(failure.request, cancel=False)
     _RULES.get(failure.reason, _fail)(flow, failure)
 
@@ -42,7 +47,7 @@ def _elsewhere(flow: BlockFlow, failure: Failure) -> None:
     if begun or request.refusals > MAX_REFUSALS_PER_ATTEMPT:
         flow.retry(request, failure.reason)
     elif request.prefilled is None:
-        flow.await_prefill(request)
+        flow.await_other_prefill(request)
     elif flow.has_kv(request):
         flow.await_decode(request)
     else:
@@ -129,3 +134,47 @@ _RULES: Mapping[Reason, Callable[[BlockFlow, Failure], None]] = MappingProxyType
         Reason.LAYOUT_MISMATCH: _other_pair,
     }
 )
+
+
+def _let_be(flow: BlockFlow, failure: Failure) -> None:
+    """It found nothing to fetch: its worker did nothing wrong."""
+
+
+def _rest(flow: BlockFlow, failure: Failure) -> None:
+    flow.back_off(failure.account, flow.now + flow.config.no_pages_backoff_s)
+
+
+def _suspect(flow: BlockFlow, failure: Failure) -> None:
+    flow.suspect(failure.account)
+
+
+def _drain(flow: BlockFlow, failure: Failure) -> None:
+    flow.fleet.drain(failure.account)
+
+
+def _bar_pair(flow: BlockFlow, failure: Failure) -> None:
+    prefill = failure.request.call
+    assert prefill is not None, failure.call
+    flow.fleet.refuse_pair(prefill.target, failure.account.life)
+
+
+_READER_RULES: Mapping[Reason, Callable[[BlockFlow, Failure], None]] = MappingProxyType(
+    {
+        Reason.NO_KV_PAGES: _rest,
+        Reason.QUEUE_FULL: _rest,
+        Reason.STALE_ATTEMPT: _let_be,
+        # Said also of a prefill that kept nothing; its own answer is on the way.
+        Reason.KV_NOT_FOUND: _let_be,
+        Reason.KV_LEASE_EXPIRED: _let_be,
+        Reason.KV_CHECKSUM: _suspect,
+        Reason.PEER_LOST: _suspect,
+        Reason.CANCELLED: _suspect,
+        Reason.WORKER_NOT_FOUND: _suspect,
+        Reason.DEADLINE_EXCEEDED: _let_be,
+        Reason.WORKER_DRAINING: _drain,
+        # The reader may be speaking of the prefill worker, whose own call will say so.
+        Reason.STALE_INCARNATION: _suspect,
+        Reason.LAYOUT_MISMATCH: _bar_pair,
+    }
+)
+"""What follows when the call of an early reader fails, before its prefill has ended."""

@@ -126,7 +126,9 @@ class Request:
 
     `committed` holds every earlier block in full, `shown` what the client has seen of the current block
     (position -> token; never changes), `revealed` the positions that the current attempt has revealed. `home` is the
-    worker that had its last prefill. `canvas_generated_tokens` is the generated part of its canvas.
+    worker that had its last prefill. `canvas_generated_tokens` is the generated part of its canvas. `reader` is a
+    call beside that of the prefill: of a decode worker that fetches its K/V already. `attempt` names the current try;
+    `uncounted_attempts` names were given without a failure (`rename_attempt`).
     """
 
     spec: RequestSpec
@@ -140,11 +142,13 @@ class Request:
     canvas_generated_tokens: int
     home: WorkerSpec | None = None
     attempt: int = 0
+    uncounted_attempts: int = 0
     refusals: int = 0
     state: RequestState = RequestState.QUEUED
     block_state: BlockState = BlockState.WAITING_PREFILL
     revealed: set[int] = field(default_factory=set)
     call: Call | None = None
+    reader: Call | None = None
     prefilled: Prefilled | None = None
     _story: deque[tuple[float, State, State]] = field(default_factory=lambda: deque(maxlen=STORY_MOVES))
 
@@ -198,6 +202,11 @@ class Request:
         return BlockAttempt(self.id, self.block, self.attempt)
 
     @property
+    def tries(self) -> int:
+        """Tries at the current block so far, this one included."""
+        return self.attempt - self.uncounted_attempts + 1
+
+    @property
     def block_range(self) -> range:
         """Generated-relative positions of the current block."""
         length = self.spec.block_length_tokens
@@ -244,11 +253,17 @@ class Request:
         self.refusals = 0
         self.revealed.clear()
 
+    def rename_attempt(self) -> None:
+        """Go on with the current try under another name: a worker may know the old one as cancelled."""
+        self.attempt += 1
+        self.uncounted_attempts += 1
+
     def start_next_block(self, now: float) -> None:
         """Commit the current block in full and turn to the next."""
         self.committed.extend(self.shown[position] for position in self.block_range)
         self.block += 1
         self.attempt = 0
+        self.uncounted_attempts = 0
         self.refusals = 0
         self.shown = {}
         self.revealed = set()

@@ -1,4 +1,4 @@
-"""Living requests and the lines they stand in: for a prefill, for decode memory, or parked."""
+"""Living requests and the lines they stand in: for a prefill, for decode memory early or late, or parked."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class RequestBook:
 
     Idle requests stand in lines of their own, oldest first, and are at the head only while no other request waits in
     any line but that of the parked, whom no live worker can hold. No tenant's share, limit or backlog counts them.
+
+    One more line is for blocks that have left the others: their prefill runs, and they may choose their decode worker.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -34,6 +36,7 @@ class RequestBook:
         self._decode_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
         self._idle_prefill_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
         self._idle_decode_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
+        self._early_line: KeyedHeap[RequestId, QueueKey] = KeyedHeap()
         self._parked: dict[RequestId, None] = {}
         self._backlog: dict[RequestId, int] = {}
         self._backlog_tokens = 0
@@ -150,6 +153,15 @@ class RequestBook:
         self._backlog[request.id] = tokens
         self._backlog_tokens += tokens
 
+    def wait_reader(self, request: Request) -> None:
+        """Its prefill is about to run: it may choose its decode worker."""
+        assert request.reader is None, request.id
+        self._early_line.push(request.id, request.queue_key)
+
+    def leave_early_line(self, request: Request) -> None:
+        """It has chosen, or its prefill has ended."""
+        self._early_line.discard(request.id)
+
     def park(self, request: Request) -> None:
         """Step out of the prefill line without losing the place."""
         self._prefill_line.discard(request.id)
@@ -182,6 +194,11 @@ class RequestBook:
         head = self._decode_line.peek()
         return self._idle_head(self._idle_decode_line) if head is None else self._requests[head[0]]
 
+    def reader_head(self) -> Request | None:
+        """First of those that may choose early; None while a finished prefill waits for decode memory."""
+        head = None if self._decode_line else self._early_line.peek()
+        return None if head is None else self._requests[head[0]]
+
     def check(self) -> None:
         """Assert that every request stands where its state says."""
         assert self._backlog_tokens == sum(self._backlog.values()) and len(self._backlog) == len(self._decode_line)
@@ -193,6 +210,8 @@ class RequestBook:
             waits = (request.id in prefill_line) + (request.id in self._parked)
             assert waits == (request.block_state is BlockState.WAITING_PREFILL), request.id
             assert (request.id in decode_line) == (request.block_state is BlockState.KV_READY), request.id
+            early = (request.id in self._early_line) + (request.reader is not None)
+            assert early <= (request.block_state is BlockState.PREFILLING), request.id
         lines = len(self._prefill_line) + len(self._parked) + len(self._decode_line) + self.waiting_idle_blocks
         assert lines <= len(self._requests), "a line holds someone who is gone"
 

@@ -14,6 +14,7 @@ from common.core.block_cost import NO_TRANSFER
 from common.core.block_flow import BlockFlow
 from common.core.block_placer import BlockPlacer
 from common.core.cluster import ClusterView, WorkerSpec
+from common.core.early_reading import early_kv
 from common.core.effects import FinishRequest, SchedulerEffect
 from common.core.events import (
     CallFailed,
@@ -113,6 +114,8 @@ class SchedulerCore:
             replay_divergences=self._flow.replay_divergences,
             waiting_idle_blocks=book.waiting_idle_blocks,
             retried_blocks=tuple(self._flow.retried_blocks.items()),
+            early_readers=self._flow.early_readers,
+            early_readers_unused=self._flow.early_readers_unused,
         )
 
     def unservable(self) -> dict[RequestId, WaitReason]:
@@ -235,6 +238,7 @@ class SchedulerCore:
             flow.keep_prefilled(request, account, event.first, event.kv)
             return
         flow.end_call(request, cancel=False)
+        flow.end_reader(request, cancel=True)
         flow.commit(request, event.completion)
 
     @staticmethod
@@ -247,13 +251,19 @@ class SchedulerCore:
         return rightful and event.completion is None
 
     def _on_kv_received(self, event: DecodeKvReceived) -> None:
-        found = self._flow.live(event.call_id)
+        flow = self._flow
+        found = flow.live(event.call_id)
         if found is None:
             return
-        _, request, account = found
+        call, request, account = found
         account.trust()
-        if request.block_state is BlockState.TRANSFERRING:
-            self._flow.kv_arrived(request, event.transfer)
+        if call is request.reader:
+            if event.first is None or not request.is_well_formed(event.first):
+                flow.fail(request, Reason.INTERNAL, why=unlawful(call, event.first))
+            else:
+                early_kv(flow, request, event.first, event.transfer)
+        elif request.block_state is BlockState.TRANSFERRING:
+            flow.kv_arrived(request, event.transfer)
 
     def _on_stepped(self, event: DecodeStepped) -> None:
         flow = self._flow
@@ -261,7 +271,8 @@ class SchedulerCore:
         if found is None:
             return
         call, request, account = found
-        if call.kind is CallKind.PREFILL or not request.is_well_formed(event.step):
+        lawful = call.kind is not CallKind.PREFILL and call is not request.reader
+        if not lawful or not request.is_well_formed(event.step):
             flow.fail(request, Reason.INTERNAL, why=unlawful(call, event.step))
             return
         account.trust()

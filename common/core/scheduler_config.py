@@ -19,6 +19,7 @@ class SchedulerConfig:
     names from `common.core.placement`; `topology_alpha` and `length_slack` tune two of them. `sticky_workers` lets a
     colocated request's next block go to the worker of its last one while that has room. `max_gen_len_tokens` fixes the
     generated part of every canvas (0: as long as the request asks). `tenant_weights` are whole shares (others: 1).
+    With `kv_overlap` a block gets its decode worker when its prefill runs, and each layer's K/V moves once computed.
     """
 
     mode: ServingMode
@@ -34,6 +35,7 @@ class SchedulerConfig:
     colocated_policy: str = defaults.DEFAULT_COLOCATED_POLICY
     topology_alpha: float = defaults.DEFAULT_TOPOLOGY_ALPHA
     length_slack: float = defaults.DEFAULT_LENGTH_SLACK
+    kv_overlap: bool = defaults.DEFAULT_KV_OVERLAP
     sticky_workers: bool = False
     queue_order: QueueOrder = defaults.DEFAULT_QUEUE_ORDER
     dispatch: Dispatch = defaults.DEFAULT_DISPATCH

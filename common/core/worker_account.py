@@ -8,6 +8,7 @@ from common.core import defaults
 from common.core.cluster import WorkerSpec, WorkerView
 from common.core.ids import BlockAttempt, CallId, WorkerId, WorkerLife
 from common.core.pages import PageLedger
+from common.core.prefill_turns import PrefillTurns
 from common.core.work import IterationReport
 
 
@@ -16,13 +17,14 @@ class WorkerAccount:
     """Pages, outstanding prefill tokens and live calls of one worker life, by the scheduler's own tally.
 
     Pages are held by a call (`CallId`) while it runs, then by the attempt (`BlockAttempt`) whose K/V the worker keeps
-    for a decode worker. Reports never change the tally. Whenever something changes that placement may look at, the
-    account puts its worker id into `touched`, which its fleet empties.
+    for a decode worker. `turns` orders the calls that only prefill. Reports never change the tally. Whenever something
+    changes that placement may look at, the account puts its worker id into `touched`, which its fleet empties.
     """
 
     spec: WorkerSpec
     pages: PageLedger[CallId | BlockAttempt]
     touched: set[WorkerId]
+    turns: PrefillTurns
     draining: bool = False
     report: IterationReport | None = None
     decode_calls: set[CallId] = field(default_factory=set)
@@ -39,7 +41,8 @@ class WorkerAccount:
     @classmethod
     def open(cls, spec: WorkerSpec, touched: set[WorkerId]) -> WorkerAccount:
         """An account with nothing owed."""
-        return cls(spec=spec, pages=PageLedger(spec.pages_total), touched=touched)
+        turns = PrefillTurns(spec.max_prefill_tokens_per_batch)
+        return cls(spec=spec, pages=PageLedger(spec.pages_total), touched=touched, turns=turns)
 
     @property
     def life(self) -> WorkerLife:
@@ -88,6 +91,7 @@ class WorkerAccount:
         self.length_sum_tokens += canvas_tokens
         if decode_step_tokens is None:
             self.prefill_calls.add(call_id)
+            self.turns.add(call_id, canvas_tokens)
         else:
             self.decode_calls.add(call_id)
             self.step_tokens[call_id] = decode_step_tokens
@@ -174,3 +178,4 @@ class WorkerAccount:
         self.decode_step_tokens -= self.step_tokens.pop(call_id, 0)
         self.decode_calls.discard(call_id)
         self.prefill_calls.discard(call_id)
+        self.turns.discard(call_id)

@@ -31,9 +31,6 @@ REQUEST_S = Histogram("sangam_request_s", "From admission to the end of requests
 PROMPT_TOKENS = Counter("sangam_prompt_tokens_total", "Prompt tokens of requests that ended well")
 COMPLETION_TOKENS = Counter("sangam_completion_tokens_total", "Tokens generated for requests that ended well")
 
-CARRIED_DIVERGENCE = Counter(
-    "sangam_carried_divergence_total", "Tokens brought along by clients that differ from those of the request here"
-)
 AUDITS = Counter(
     "sangam_audits_total", "Requests chosen for the audit, by how it ended", labels=("cache_mode", "outcome")
 )
@@ -58,6 +55,10 @@ LIVE_WORKERS = Gauge("sangam_live_workers", "Registered workers", labels=("role"
 BLOCKS = Counter("sangam_blocks_total", "Blocks committed")
 BLOCKS_RETRIED = Counter("sangam_blocks_retried_total", "Further attempts at blocks, by reason", labels=("reason",))
 OVERFLOWED_PREFILLS = Counter("sangam_overflowed_prefills_total", "Committed blocks whose prefill overflowed")
+EARLY_DECODES = Counter("sangam_early_decodes_total", "Decode calls made while their prefill ran")
+EARLY_DECODES_UNUSED = Counter(
+    "sangam_early_decodes_unused_total", "Those of them that failed before it ended, or whose prefill left no K/V"
+)
 FORWARDS = Counter("sangam_forwards_total", "Forwards that committed blocks took, by kind", labels=("kind",))
 BLOCK_QUEUE_S = Histogram("sangam_block_queue_s", "What committed blocks waited for workers")
 BLOCK_PREFILL_S = Histogram("sangam_block_prefill_s", "Prefill calls of committed blocks")

@@ -9,7 +9,7 @@ from typing import Any
 from common.core import effects as fx
 from common.core import worker_effects as wx
 from common.core.ids import WorkerLife
-from common.core.work import BlockWork, StepDelta
+from common.core.work import BlockWork, KvSource, RemoteKv, StepDelta
 
 Facts = tuple[object, ...]
 
@@ -46,13 +46,17 @@ def _life(life: WorkerLife) -> Facts:
     return life.worker_id, life.incarnation
 
 
+def _source(source: KvSource) -> Facts:
+    return type(source).__name__, isinstance(source, RemoteKv) and source.early
+
+
 def _attempt(effect: Any) -> Facts:
     return (str(effect.attempt),)
 
 
 _FACTS: dict[type, Callable[[Any], Facts]] = {
     fx.CallPrefill: lambda e: (e.call_id, *_life(e.target), *_work(e.work), e.deadline_s),
-    fx.CallDecode: lambda e: (e.call_id, *_life(e.target), *_work(e.work), type(e.source).__name__, e.deadline_s),
+    fx.CallDecode: lambda e: (e.call_id, *_life(e.target), *_work(e.work), *_source(e.source), e.deadline_s),
     fx.CancelCall: lambda e: (e.call_id,),
     fx.ReleaseKv: lambda e: (*_life(e.owner), str(e.attempt)),
     fx.FenceWorker: lambda e: _life(e.life),

@@ -32,6 +32,7 @@ class Preset:
             setup_s=self.kv_setup_s,
             bytes_per_s=self.kv_bytes_per_s,
             kv_bytes_per_token=self.shape.kv_bytes_per_token,
+            parts=self.shape.layers,
         )
 
 

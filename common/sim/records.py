@@ -96,8 +96,8 @@ class Recorder:
         record.attempts += placement.attempts
         record.forwards += placement.prefill_forwards + placement.decode_forwards
         if placement.transfer_bytes:
-            record.transfer_s += placement.transfer_s
-            self.transfers_s.append(placement.transfer_s)
+            record.transfer_s += placement.transfer_exposed_s
+            self.transfers_s.append(placement.transfer_exposed_s)
         if record.decode_from_s is not None:
             record.decode_s += now - record.decode_from_s
         record.decode_from_s = record.last_step_s = None

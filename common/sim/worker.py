@@ -82,6 +82,8 @@ class SimWorker:
         self._calls: dict[BlockAttempt, WorkerCall] = {}
         self._blocks: dict[BlockAttempt, SimBlock] = {}
         self._retained: dict[BlockAttempt, KvHandle] = {}
+        self._firsts: dict[BlockAttempt, StepDelta] = {}
+        self._computing: dict[BlockAttempt, float] = {}
         self._heartbeat = Lane()
         self._unsent_report: IterationReport | None = None
         self._report_due = False
@@ -113,6 +115,8 @@ class SimWorker:
             world.agenda.at(self.frozen_until_s, self.feed, event)
             return
         world.recorder.core_events += 1
+        if isinstance(event, IterationCompleted):
+            self._computing.clear()
         effects = self.core.handle(event, world.now)
         world.digest.add(world.now, self.life.worker_id, effects)
         for effect in effects:
@@ -179,6 +183,14 @@ class SimWorker:
         """Whether that K/V may be fetched here."""
         return attempt in self._retained
 
+    def computes_until_s(self, attempt: BlockAttempt) -> float | None:
+        """When the forward that computes that K/V ends; None: none runs."""
+        return self._computing.get(attempt)
+
+    def revealed(self, attempt: BlockAttempt) -> StepDelta:
+        """What the prefill of that K/V revealed."""
+        return self._firsts[attempt]
+
     # What the core asks for.
 
     def _open_block(self, effect: wx.OpenBlock) -> None:
@@ -198,6 +210,8 @@ class SimWorker:
         duration_s = world.cost.forward_s(decodes, prefills)
         for attempt in effect.prefills:
             world.recorder.prefill_started(attempt.request_id, world.now)
+            self._computing[attempt] = world.now + duration_s
+            world.data_plane.begin_prefill(attempt)
         forward = ForwardRecord(
             start_s=world.now,
             duration_s=duration_s,
@@ -226,7 +240,7 @@ class SimWorker:
         return None if call is None else call.effect
 
     def _fetch_kv(self, effect: wx.FetchKv) -> None:
-        self._world.data_plane.fetch(self, effect.attempt, effect.handle)
+        self._world.data_plane.fetch(self, effect.attempt, effect.handle, early=effect.early)
 
     def _abort_fetch(self, effect: wx.AbortFetch) -> None:
         self._world.data_plane.abort(effect.attempt)
@@ -245,6 +259,7 @@ class SimWorker:
 
     def _forget_kv(self, effect: wx.ForgetKv) -> None:
         owner = self._retained.pop(effect.attempt).owner
+        self._firsts.pop(effect.attempt, None)
         self._world.data_plane.abort(effect.attempt)
         self._tell(KvLeaseEnded(owner=owner, attempt=effect.attempt))
 
@@ -260,6 +275,8 @@ class SimWorker:
             self._answer(call, DecodeStepped(call_id=call.call_id, step=effect.step))
 
     def _send_prefill_result(self, effect: wx.SendPrefillResult) -> None:
+        if effect.retained:
+            self._firsts[effect.attempt] = effect.first
         if call := self._calls.pop(effect.attempt, None):
             kv = self._retained[effect.attempt] if effect.retained else None
             self._answer(call, _prefill_completed(call, effect.first, kv, effect))

@@ -26,6 +26,7 @@ class SchedulerMeasures:
         self._clock = clock
         self._divergences = 0
         self._retried: Counter[Reason] = Counter()
+        self._early = self._early_unused = 0
         for counter in (metrics.REPLAY_DIVERGENCE, metrics.BLOCKS, metrics.OVERFLOWED_PREFILLS):
             counter.add(0)
 
@@ -50,6 +51,9 @@ class SchedulerMeasures:
         for reason, blocks in (retried - self._retried).items():
             metrics.BLOCKS_RETRIED.add(blocks, reason=reason.value)
         self._retried = retried
+        metrics.EARLY_DECODES.add(view.early_readers - self._early)
+        metrics.EARLY_DECODES_UNUSED.add(view.early_readers_unused - self._early_unused)
+        self._early, self._early_unused = view.early_readers, view.early_readers_unused
         _show(view)
 
 

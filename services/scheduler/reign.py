@@ -62,6 +62,7 @@ def core_config(config: SchedulerServiceConfig) -> SchedulerConfig:
         colocated_policy=config.colocated_policy,
         topology_alpha=config.topology_alpha,
         length_slack=config.length_slack,
+        kv_overlap=config.kv_overlap,
         sticky_workers=config.sticky_workers,
         queue_order=config.queue_order,
         dispatch=config.dispatch,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from common.core import effects as fx
 from common.core import events as ev
+from common.core.block_cost import NO_TRANSFER
 from common.core.cluster import WorkerSpec
 from common.core.ids import BlockAttempt, RequestId, Role, ServingMode, WorkerLife
 from common.core.options import Dispatch, QueueOrder
@@ -69,8 +70,11 @@ class PaperRequest:
     phase: str = WAITING
     block: int = 0
     attempt: int = 0
+    renamed: int = 0
     shown: dict[int, int] = field(default_factory=dict)
     call_id: int | None = None
+    reader_id: int | None = None
+    read_early: bool = False
     kv: KvHandle | None = None
     lease_end: float = float("inf")
     first: StepDelta | None = None
@@ -81,6 +85,11 @@ class PaperRequest:
     @property
     def now_trying(self) -> BlockAttempt:
         return BlockAttempt(self.spec.request_id, self.block, self.attempt)
+
+    @property
+    def tries(self) -> int:
+        """Tries at the block, this one included."""
+        return self.attempt - self.renamed + 1
 
     @property
     def rest(self) -> int:
@@ -169,6 +178,27 @@ class PaperCluster:
             self.kept.pop((call.source.handle.owner, call.source.handle.attempt), None)
             self.requests[call.work.attempt.request_id].kv = None
 
+    def late_answers(self, call: PaperCall) -> list[ev.SchedulerEvent]:
+        """What may still arrive of a call that was cancelled."""
+        call_id = call.effect.call_id
+        if isinstance(call.effect, fx.CallPrefill):
+            if call.effect.target not in self.workers:
+                return []
+            first = delta(call.work.attempt.request_id, 0, [call.work.block_start_position])
+            return [ev.PrefillCompleted(call_id=call_id, first=first, kv=self.handle(call), completion=None)]
+        done = BlockCompletion(prefill_forwards=1, decode_forwards=1, finish=FinishReason.STOP)
+        events: list[ev.SchedulerEvent] = [
+            ev.DecodeCompleted(call_id=call_id, completion=done),
+            ev.DecodeKvReceived(call_id=call_id, transfer=NO_TRANSFER, first=None),
+            ev.CallFailed(call_id=call_id, reason=Reason.PEER_LOST),
+        ]
+        return [random.Random(int(call_id)).choice(events)]
+
+    def shy_from(self, call: PaperCall) -> None:
+        """It broke: who had a part in it may be left alone for a while."""
+        lives = [call.effect.target, *([call.source.handle.owner] if isinstance(call.source, RemoteKv) else [])]
+        self.shy_until.update(dict.fromkeys(lives, self.now + 2.5))
+
     # What must follow
 
     def bury(self, life: WorkerLife) -> None:
@@ -188,8 +218,16 @@ class PaperCluster:
         request.phase, request.first, request.kv, request.lease_end = WAITING, None, None, float("inf")
         request.since = self.now
         request.attempt += 1
-        if request.attempt >= self.config.max_attempts:
+        request.read_early = False
+        if request.tries > self.config.max_attempts:
             request.may_fail = Reason.ATTEMPTS_EXHAUSTED
+
+    def expect_other_prefill(self, request: PaperRequest) -> None:
+        """The prefill was refused: the same try goes on, but who was to read it early may not hear of it again."""
+        request.phase, request.since, request.read_early = WAITING, self.now, False
+        if request.reader_id is not None:
+            request.attempt += 1
+            request.renamed += 1
 
     def close(self, call_id: int) -> None:
         """The call has ended by itself."""
@@ -292,3 +330,14 @@ class PaperCluster:
         spec = self.workers[effect.target]
         turn = spec.max_prefill_tokens_per_batch if spec.role is Role.PREFILL else spec.token_budget_tokens
         require(already + effect.work.canvas_tokens <= self.config.dispatch_ahead * turn, "bound too early")
+
+    def judge_overflow(self, effect: fx.CallDecode) -> None:
+        """A local prefill on a decode worker: only when there is no other way, and at nobody's expense."""
+        require(self.config.mode is ServingMode.HYBRID and self.config.overflow_enabled, "overflow is off")
+        canvas = effect.work.canvas_tokens
+        require(self.outstanding(effect.target) < self.config.overload_threshold_tokens, "overflow over threshold")
+        require(not self.open_prefillers(canvas), "overflow although a prefill worker has room")
+        readers = self.willing(Role.DECODE)
+        waiting = sum(readers[0].pages_for(r.canvas) for r in self.requests.values() if r.phase == READY)
+        free = sum(self.free(spec.life) for spec in readers)
+        require(free - waiting >= readers[0].pages_for(canvas), "overflow takes what finished prefills wait for")

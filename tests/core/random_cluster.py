@@ -24,6 +24,7 @@ FAILURES = [
     Reason.KV_LEASE_EXPIRED,
     Reason.STALE_ATTEMPT,
     Reason.KV_CHECKSUM,
+    Reason.KV_NOT_FOUND,
     Reason.INTERNAL,
 ]
 PREFILL_PAGES = (8, 20)
@@ -35,7 +36,9 @@ class RandomCluster:
     """One happening per method; each takes its choices from `rng`, so a seed replays."""
 
     def __init__(self, mode: ServingMode, rng: random.Random, **options: Any) -> None:
-        config = SchedulerConfig(mode=mode, **{"overload_threshold_tokens": 40, "max_attempts": 4, **options})
+        config = SchedulerConfig(
+            mode=mode, **{"overload_threshold_tokens": 40, "max_attempts": 4, "kv_overlap": True, **options}
+        )
         self.rng = rng
         self.oracle = SchedulerOracle(config)
         self.submitted = 0
@@ -92,9 +95,13 @@ class RandomCluster:
             self.oracle.answer(call_id, self.rng, hide_kv_received=self.rng.random() < 0.1)
 
     def fail(self) -> None:
-        """Some call breaks."""
-        if self.oracle.calls:
-            self.oracle.fail(self.rng.choice(list(self.oracle.calls)), self.rng.choice(FAILURES))
+        """Some call breaks, often one of a block that is read early: those are few."""
+        read_early = [request for request in self.oracle.requests.values() if request.reader_id is not None]
+        calls = [call_id for request in read_early for call_id in (request.call_id, request.reader_id) if call_id]
+        if not calls or self.rng.random() < 0.5:
+            calls = list(self.oracle.calls)
+        if calls:
+            self.oracle.fail(self.rng.choice(calls), self.rng.choice(FAILURES))
 
     def cancel(self) -> None:
         """Some client leaves."""
@@ -162,6 +169,7 @@ def random_options(rng: random.Random) -> dict[str, Any]:
         "topology_alpha": rng.choice([0.0, 0.7, 1.0]),
         "length_slack": rng.choice([0.0, 0.1, 2.0]),
         "sticky_workers": rng.random() < 0.5,
+        "kv_overlap": rng.random() < 0.5,
         "queue_order": rng.choice(list(QueueOrder)),
         "dispatch": rng.choice(list(Dispatch)),
         "dispatch_ahead": rng.choice([1, 2, 3]),

@@ -9,18 +9,22 @@ from typing import Any
 
 import pytest
 
-from common.core import fleet
+from common.core import fleet, recovery, scheduler
 from common.core.block_flow import BlockFlow
+from common.core.block_placer import BlockPlacer
 from common.core.fleet import Fleet
-from common.core.ids import CallId, RequestId, ServingMode
+from common.core.ids import CallId, RequestId, ServingMode, WorkerLife
 from common.core.pages import PageLedger
 from common.core.placement import BlockNeed, Policy
-from common.core.request import Request
+from common.core.prefill_turns import PrefillTurns
+from common.core.recovery import Failure
+from common.core.request import BlockState, Request
 from common.core.request_book import RequestBook
 from common.core.roster import Roster
 from common.core.waiting_line import TenantLine, Waiter, WaitingLine
-from common.core.work import RequestSpec, StepDelta
+from common.core.work import KvTransfer, RequestSpec, StepDelta
 from common.core.worker_account import WorkerAccount
+from common.errors import Reason
 from tests.core.random_cluster import RandomCluster, random_options
 from tests.core.violation import Violation
 
@@ -39,7 +43,7 @@ def answers_any_call(patch: pytest.MonkeyPatch) -> None:
         request = self.book.get(owners[call_id]) if call_id in owners else None
         return right(self, request.call.call_id) if request is not None and request.call is not None else None
 
-    opened = BlockFlow._open_call
+    opened = BlockFlow.open_call
 
     def open_call(self: BlockFlow, request: Request, account: WorkerAccount, kind: Any) -> Any:
         call = opened(self, request, account, kind)
@@ -47,7 +51,7 @@ def answers_any_call(patch: pytest.MonkeyPatch) -> None:
         return call
 
     patch.setattr(BlockFlow, "live", live)
-    patch.setattr(BlockFlow, "_open_call", open_call)
+    patch.setattr(BlockFlow, "open_call", open_call)
 
 
 def never_counts_attempts(patch: pytest.MonkeyPatch) -> None:
@@ -173,6 +177,132 @@ def never_wakes_after_a_back_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fleet, "wake", lambda self, worker_id: None)
 
 
+def counts_a_failed_reader_as_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    def retries(flow: BlockFlow, failure: Failure) -> None:
+        flow.retry(failure.request, failure.reason)
+
+    patch.setattr(recovery, "_READER_RULES", dict.fromkeys(recovery._READER_RULES, retries))
+
+
+def loses_the_attempt_with_its_reader(patch: pytest.MonkeyPatch) -> None:
+    right = BlockFlow.lose
+
+    def lose(self: BlockFlow, life: WorkerLife) -> None:
+        requests = [self.book.get(call.request_id) for call in self.calls.values() if call.target == life]
+        reading = [r for r in requests if r is not None and r.reader is not None and r.reader.target == life]
+        right(self, life)
+        for request in reading:
+            self.retry(request, Reason.PEER_LOST)
+
+    patch.setattr(BlockFlow, "lose", lose)
+
+
+def lets_readers_wait_for_lost_prefills(patch: pytest.MonkeyPatch) -> None:
+    right, given_up = BlockFlow.end_reader, BlockFlow._give_up
+
+    def give_up(self: BlockFlow, request: Request) -> None:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(BlockFlow, "end_reader", lambda self, request, cancel: None)
+            given_up(self, request)
+        request.reader = None
+
+    patch.setattr(BlockFlow, "_give_up", give_up)
+    patch.setattr(BlockFlow, "end_reader", right)
+
+
+def lets_readers_wait_for_what_was_not_kept(patch: pytest.MonkeyPatch) -> None:
+    right = BlockFlow.commit
+
+    def end_reader(self: BlockFlow, request: Request, *, cancel: bool) -> None:
+        finished = cancel and request.call is None and request.block_state is BlockState.PREFILLING
+        if not finished:
+            ends(self, request, cancel=cancel)
+        request.reader = None
+
+    ends = BlockFlow.end_reader
+    patch.setattr(BlockFlow, "end_reader", end_reader)
+    patch.setattr(BlockFlow, "commit", right)
+
+
+def keeps_the_pages_of_failed_readers(patch: pytest.MonkeyPatch) -> None:
+    right = BlockFlow.end_reader
+
+    def end_reader(self: BlockFlow, request: Request, *, cancel: bool) -> None:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(WorkerAccount, "close_call", lambda self, call_id: None)
+            right(self, request, cancel=cancel)
+
+    patch.setattr(BlockFlow, "end_reader", end_reader)
+
+
+def reads_long_before_the_turn(patch: pytest.MonkeyPatch) -> None:
+    right = PrefillTurns.__init__
+    patch.setattr(PrefillTurns, "__init__", lambda self, batch_tokens: right(self, 1 << 60))
+
+
+def reads_only_what_is_first(patch: pytest.MonkeyPatch) -> None:
+    right = PrefillTurns.__init__
+    patch.setattr(PrefillTurns, "__init__", lambda self, batch_tokens: right(self, 0))
+
+
+def reads_early_before_those_who_wait(patch: pytest.MonkeyPatch) -> None:
+    def reader_head(self: RequestBook) -> Request | None:
+        head = self._early_line.peek()
+        return None if head is None else self._requests[head[0]]
+
+    patch.setattr(RequestBook, "reader_head", reader_head)
+    patch.setattr(BlockPlacer, "_place_decode_head", _readers_first(BlockPlacer._place_decode_head))
+
+
+def _readers_first(right: Callable[[BlockPlacer], bool]) -> Callable[[BlockPlacer], bool]:
+    return lambda self: self._place_reader_head() or right(self)
+
+
+def reads_early_what_an_overflow_needs(patch: pytest.MonkeyPatch) -> None:
+    right = Fleet.early_target
+
+    def early_target(self: Fleet, need: BlockNeed, **kwargs: Any) -> WorkerAccount | None:
+        return right(self, need, **{**kwargs, "overflow_canvas_tokens": 0})
+
+    patch.setattr(Fleet, "early_target", early_target)
+
+
+def reads_a_second_time(patch: pytest.MonkeyPatch) -> None:
+    right = BlockFlow.end_reader
+
+    def end_reader(self: BlockFlow, request: Request, *, cancel: bool) -> None:
+        right(self, request, cancel=cancel)
+        if not cancel and request.call is not None:
+            self.book.wait_reader(request)
+
+    patch.setattr(BlockFlow, "end_reader", end_reader)
+
+
+def keeps_the_name_of_a_cancelled_attempt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Request, "rename_attempt", lambda self: None)
+
+
+def counts_the_new_name_as_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Request, "rename_attempt", lambda self: setattr(self, "attempt", self.attempt + 1))
+
+
+def drops_what_a_reader_brought(patch: pytest.MonkeyPatch) -> None:
+    right = BlockFlow.reveal
+
+    def reveal(self: BlockFlow, request: Request, delta: StepDelta) -> None:
+        if delta.step or request.reader is None or request.call is not None:
+            right(self, request, delta)
+
+    patch.setattr(BlockFlow, "reveal", reveal)
+
+
+def waits_for_a_prefill_that_its_reader_has_whole(patch: pytest.MonkeyPatch) -> None:
+    def early_kv(flow: BlockFlow, request: Request, first: StepDelta, transfer: KvTransfer) -> None:
+        flow.reveal(request, first)
+
+    patch.setattr(scheduler, "early_kv", early_kv)
+
+
 _ALL: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     answers_any_call,
     never_counts_attempts,
@@ -194,6 +324,20 @@ _ALL: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     binds_late_ones_at_once,
     forgets_the_fixed_canvas,
     never_wakes_after_a_back_off,
+    counts_a_failed_reader_as_an_attempt,
+    loses_the_attempt_with_its_reader,
+    lets_readers_wait_for_lost_prefills,
+    lets_readers_wait_for_what_was_not_kept,
+    keeps_the_pages_of_failed_readers,
+    reads_long_before_the_turn,
+    reads_only_what_is_first,
+    reads_early_before_those_who_wait,
+    reads_early_what_an_overflow_needs,
+    reads_a_second_time,
+    keeps_the_name_of_a_cancelled_attempt,
+    counts_the_new_name_as_an_attempt,
+    drops_what_a_reader_brought,
+    waits_for_a_prefill_that_its_reader_has_whole,
 )
 MUTANTS = {mutate.__name__.replace("_", " "): mutate for mutate in _ALL}
 

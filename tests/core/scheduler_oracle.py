@@ -7,6 +7,7 @@ request must have produced and what each worker holds, and objects (`Violation`)
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 from common.core import effects as fx
 from common.core import events as ev
@@ -16,8 +17,6 @@ from common.core.ids import BlockAttempt, RequestId, Role, ServingMode, WorkerLi
 from common.core.scheduler import SchedulerCore
 from common.core.scheduler_config import SchedulerConfig
 from common.core.work import (
-    BlockCompletion,
-    FinishReason,
     LocalPrefill,
     NoKv,
     RemoteKv,
@@ -30,15 +29,15 @@ from tests.core.paper_cluster import (
     READY,
     WAITING,
     PaperCall,
-    PaperCluster,
     PaperRequest,
 )
-from tests.core.samples import delta, token_at
+from tests.core.paper_readers import PaperReaders
+from tests.core.samples import token_at
 from tests.core.shares import Shares
 from tests.core.violation import require
 
 
-class SchedulerOracle(PaperCluster):
+class SchedulerOracle(PaperReaders):
     """Feeds a core and judges it. Every public method is one thing that happens in the world."""
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -136,14 +135,22 @@ class SchedulerOracle(PaperCluster):
     def answer(self, call_id: int, rng: random.Random, *, hide_kv_received: bool = False) -> None:
         """The worker gets one thing done and says so."""
         call = self.calls[call_id]
-        if isinstance(call.effect, fx.CallPrefill):
-            self._say(self.finish_prefill(call, rng))
+        request = self.requests[call.work.attempt.request_id]
+        if self.is_reader(call):
+            said, *late = self.overtake(call, rng)
+            self._say(said)
+            self.echoes += late
+        elif isinstance(call.effect, fx.CallPrefill):
+            prefilled = self.finish_prefill(call, rng)
+            self.rely_on_reader(request)
+            self._say(prefilled)
         elif isinstance(call.source, RemoteKv) and not call.kv_received and not hide_kv_received:
             self.got_kv(call)
-            self._say(ev.DecodeKvReceived(call_id=call.effect.call_id, transfer=NO_TRANSFER, first=None))
+            first = request.first if call.source.early else None
+            self._say(ev.DecodeKvReceived(call_id=call.effect.call_id, transfer=NO_TRANSFER, first=first))
         elif (call.kv_received or not isinstance(call.source, RemoteKv)) and (finish := self.finished(call, rng)):
             self.close(call_id)
-            self.requests[call.work.attempt.request_id].committing = finish
+            request.committing = finish
             self._say(ev.DecodeCompleted(call_id=call.effect.call_id, completion=finish))
         else:
             self.got_kv(call)
@@ -151,14 +158,14 @@ class SchedulerOracle(PaperCluster):
             self._say(ev.DecodeStepped(call_id=call.effect.call_id, step=step))
 
     def fail(self, call_id: int, reason: Reason) -> None:
-        """A call breaks, with one of: NO_KV_PAGES, PEER_LOST, KV_LEASE_EXPIRED, STALE_ATTEMPT, INTERNAL."""
+        """A call breaks, with one of `random_cluster.FAILURES`."""
         call = self.calls[call_id]
         request = self.requests[call.work.attempt.request_id]
-        lives = [call.effect.target]
-        if isinstance(call.source, RemoteKv):
-            lives.append(call.source.handle.owner)
-        for life in lives:
-            self.shy_until[life] = self.now + 2.5
+        self.shy_from(call)
+        if self.is_reader(call):
+            self.break_reader(call, reason)
+            self._say(ev.CallFailed(call_id=call.effect.call_id, reason=reason))
+            return
         self.close(call_id)
         begun = len(call.revealed) > (0 if request.first is None else len(request.first.positions))
         if reason is Reason.INTERNAL:
@@ -166,7 +173,7 @@ class SchedulerOracle(PaperCluster):
         elif reason is Reason.NO_KV_PAGES and not begun and not (call.kv_received and request.first is not None):
             kept = request.kv is not None and (request.kv.owner, request.now_trying) in self.kept
             if request.first is None:
-                request.phase, request.since = WAITING, self.now
+                self.expect_other_prefill(request)
             elif isinstance(call.source, NoKv) or (kept and request.lease_end > self.now):
                 request.phase = READY
             else:
@@ -233,8 +240,13 @@ class SchedulerOracle(PaperCluster):
         if isinstance(source, LocalPrefill):
             self._judge_prefill_turn(effect)
             if self.config.mode is not ServingMode.COLOCATED:
-                self._judge_overflow(effect)
+                self.judge_overflow(effect)
             self._open(effect, DECODING, set())
+            return
+        if isinstance(source, RemoteKv) and source.first is None:
+            self.judge_reader(effect, source)
+            self._judge_call(effect, request)
+            self.open_reader(request, effect.call_id)
             return
         require(request.phase == READY and source.first == request.first, "decodes what was not prefilled")
         assert source.first is not None
@@ -259,20 +271,17 @@ class SchedulerOracle(PaperCluster):
         self.shares.waiting({r.spec.tenant for r in waiting if r is not request})
         self.judge_binding(effect)
 
-    def _judge_overflow(self, effect: fx.CallDecode) -> None:
-        require(self.config.mode is ServingMode.HYBRID and self.config.overflow_enabled, "overflow is off")
-        canvas = effect.work.canvas_tokens
-        require(self.outstanding(effect.target) < self.config.overload_threshold_tokens, "overflow over threshold")
-        require(not self.open_prefillers(canvas), "overflow although a prefill worker has room")
-        readers = self.willing(Role.DECODE)
-        waiting = sum(readers[0].pages_for(r.canvas) for r in self.requests.values() if r.phase == READY)
-        free = sum(self.free(spec.life) for spec in readers)
-        require(free - waiting >= readers[0].pages_for(canvas), "overflow takes what finished prefills wait for")
-
     def _open(self, effect: fx.CallPrefill | fx.CallDecode, phase: str, revealed: set[int]) -> None:
-        work, request = effect.work, self.requests[effect.work.attempt.request_id]
-        require(effect.call_id > self.last_call, "call ids grow")
-        require(request.end is None and request.call_id is None and request.may_fail is None, f"{work.attempt} placed")
+        request = self.requests[effect.work.attempt.request_id]
+        require(request.end is None and request.call_id is None, f"{effect.work.attempt} placed")
+        self._judge_call(effect, request, revealed)
+        request.call_id, request.phase = effect.call_id, phase
+
+    def _judge_call(
+        self, effect: fx.CallPrefill | fx.CallDecode, request: PaperRequest, revealed: Collection[int] = ()
+    ) -> None:
+        work = effect.work
+        require(effect.call_id > self.last_call and request.may_fail is None, "call ids grow")
         require(work.attempt == request.now_trying, f"{work.attempt} instead of {request.now_trying}")
         before = range(request.positions.start)
         require(work.canvas_tokens == request.canvas, "another canvas")
@@ -286,31 +295,24 @@ class SchedulerOracle(PaperCluster):
             )
         self.last_call = effect.call_id
         step = len(revealed) and 1
-        self.calls[effect.call_id] = PaperCall(effect=effect, revealed=revealed, step=step)
-        request.call_id, request.phase = effect.call_id, phase
+        self.calls[effect.call_id] = PaperCall(effect=effect, revealed=set(revealed), step=step)
 
     def _judge_cancel(self, effect: fx.CancelCall) -> None:
         call = self.calls.pop(effect.call_id, None)
         require(call is not None, f"cancels {effect.call_id}, which does not run")
         assert call is not None
         request = self.requests[call.work.attempt.request_id]
-        require(request.may_fail is not None or request.now_trying != call.work.attempt, "cancels what is wanted")
-        request.call_id = None
-        rng = random.Random(int(effect.call_id))
+        over = request.may_fail is not None or request.now_trying != call.work.attempt
+        if request.reader_id == effect.call_id:
+            over = over or request.committing is not None or call.effect.target not in self.workers
+            self.reader_ended(request)
+        else:
+            request.call_id = None
+        require(over, "cancels what is wanted")
         if isinstance(call.effect, fx.CallPrefill) and call.effect.target in self.workers:
             # The worker may have answered already: what it then keeps must be let go.
             self.owed_releases.add((call.effect.target, call.work.attempt))
-            late = delta(call.work.attempt.request_id, 0, [call.work.block_start_position])
-            kv = self.handle(call)
-            self.echoes.append(ev.PrefillCompleted(call_id=call.effect.call_id, first=late, kv=kv, completion=None))
-        elif isinstance(call.effect, fx.CallDecode):
-            done = BlockCompletion(prefill_forwards=1, decode_forwards=1, finish=FinishReason.STOP)
-            late_events: list[ev.SchedulerEvent] = [
-                ev.DecodeCompleted(call_id=call.effect.call_id, completion=done),
-                ev.DecodeKvReceived(call_id=call.effect.call_id, transfer=NO_TRANSFER, first=None),
-                ev.CallFailed(call_id=call.effect.call_id, reason=Reason.PEER_LOST),
-            ]
-            self.echoes.append(rng.choice(late_events))
+        self.echoes += self.late_answers(call)
 
     def _judge_release(self, effect: fx.ReleaseKv) -> None:
         require(effect.owner in self.workers, f"tells dead {effect.owner} to release")
@@ -339,13 +341,14 @@ class SchedulerOracle(PaperCluster):
         completion, request.committing = request.committing, None
         require(completion is not None, "a block nobody completed")
         require(effect.placement.block == request.block, "another block")
-        require(effect.placement.attempts == request.attempt + 1, "attempts miscounted")
+        require(effect.placement.attempts == request.tries, "attempts miscounted")
         request.phase, request.first, request.kv, request.lease_end = WAITING, None, None, float("inf")
         if completion is not None and completion.finish is not None:
             request.phase = "finishing"
             return
         require(all(position in request.shown for position in request.positions), "holes in a committed block")
-        request.block, request.attempt, request.shown = request.block + 1, 0, {}
+        request.block, request.attempt, request.renamed, request.shown = request.block + 1, 0, 0, {}
+        request.read_early = False
         request.since = self.now
 
     def _judge_finish(self, effect: fx.FinishRequest) -> None:
@@ -367,8 +370,8 @@ class SchedulerOracle(PaperCluster):
     def _judge_state(self) -> None:
         require(not self.unfenced, f"not fenced: {self.unfenced}")
         require(not self.owed_releases, f"cancelled and not released: {self.owed_releases}")
-        running = {request.call_id for request in self.requests.values() if request.call_id is not None}
-        require(running == set(self.calls), "calls that nobody wants still run")
+        wanted = {call_id for request in self.requests.values() for call_id in (request.call_id, request.reader_id)}
+        require(wanted - {None} == set(self.calls), "calls that nobody wants still run")
         for request in self.requests.values():
             require(request.may_fail is None and request.committing is None, f"{request.key} should have ended")
         for (owner, attempt), _ in self.kept.items():
@@ -376,6 +379,7 @@ class SchedulerOracle(PaperCluster):
             require(keeper is not None and keeper.now_trying == attempt, f"{owner} keeps {attempt} for nobody")
         self._judge_view()
         self.judge_progress()
+        self.judge_reader_progress()
         self.shares.waiting({r.spec.tenant for r in self.requests.values() if r.phase == WAITING and self.fits(r.spec)})
 
     def _judge_view(self) -> None:
@@ -385,6 +389,7 @@ class SchedulerOracle(PaperCluster):
         require(view.queued_blocks == phases.count(WAITING), "queued blocks")
         require(view.waiting_decode_blocks == phases.count(READY), "waiting decodes")
         require(view.ended_requests == self.ended and view.replay_divergences == 0, "ended requests")
+        require((view.early_readers, view.early_readers_unused) == (self.readers, self.readers_unused), "early readers")
         require([worker.spec for worker in view.workers] == [self.workers[k] for k in sorted(self.workers)], "workers")
         for worker in view.workers:
             life = worker.spec.life

@@ -10,7 +10,7 @@ from common.core.cluster import WorkerSpec, WorkerView
 from common.core.ids import Role, ServingMode
 from common.core.scheduler import SchedulerCore
 from common.core.scheduler_config import SchedulerConfig
-from common.core.work import BlockCompletion, FinishReason, KvHandle, KvTransfer, RequestSpec
+from common.core.work import BlockCompletion, FinishReason, KvHandle, KvTransfer, RequestSpec, StepDelta
 from common.errors import Reason
 from tests.core.samples import delta, request_spec, worker_spec
 
@@ -69,8 +69,8 @@ class Stage:
         first = delta(call.work.attempt.request_id, 0, positions)
         return self.feed(ev.PrefillCompleted(call_id=call.call_id, first=first, kv=None, completion=done(0, finish)))
 
-    def received(self, call: Call) -> list[fx.SchedulerEffect]:
-        return self.feed(ev.DecodeKvReceived(call_id=call.call_id, transfer=TRANSFER, first=None))
+    def received(self, call: Call, first: StepDelta | None = None) -> list[fx.SchedulerEffect]:
+        return self.feed(ev.DecodeKvReceived(call_id=call.call_id, transfer=TRANSFER, first=first))
 
     def stepped(self, call: Call, step: int, positions: list[int]) -> list[fx.SchedulerEffect]:
         return self.feed(

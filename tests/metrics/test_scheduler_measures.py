@@ -72,6 +72,19 @@ def test_the_last_attempt_is_not_followed_by_a_retry() -> None:
     assert growth.of("sangam_blocks_retried_total", reason="STALE_ATTEMPT") == 0
 
 
+def test_early_decodes_are_counted_and_those_that_were_for_nothing() -> None:
+    stage = Stage(ServingMode.DISAGGREGATED, prefiller(), decoder(), kv_overlap=True)
+    measures, growth = measures_of(stage), Growth()
+    for name in ("a", "b"):
+        prefill = only(stage.submit(request_spec(name, max_tokens=4)), fx.CallPrefill)
+        if name == "a":
+            stage.prefill_finished(prefill, [0, 1, 2, 3], FinishReason.LENGTH)
+    for _ in range(2):
+        measures.sample()
+    assert growth.of("sangam_early_decodes_total") == 2
+    assert growth.of("sangam_early_decodes_unused_total") == 1
+
+
 def test_a_replayed_token_that_differs_is_counted_once_though_sampled_often() -> None:
     stage = Stage(ServingMode.COLOCATED, decoder())
     measures, growth = measures_of(stage), Growth()

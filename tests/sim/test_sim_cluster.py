@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,18 +29,21 @@ from tests.sim.runs import simulate
 REPOSITORY = Path(__file__).parents[2]
 MODES = [mode.value for mode in ServingMode]
 STEP_S, PREFILL_TOKEN_S = 0.010, 0.001
+LINK = KvLink(setup_s=0.5, bytes_per_s=1000.0, kv_bytes_per_token=10, parts=4)
 
 
-def by_hand(mode: ServingMode, *shapes: tuple[float, int, int], tau: int = 1024) -> SimResult:
+def by_hand(
+    mode: ServingMode, *shapes: tuple[float, int, int], tau: int = 1024, kv_overlap: bool = False, link: KvLink = LINK
+) -> SimResult:
     """One worker of each role, round prices, a free network, one token per forward and blocks of 4."""
     config = SimConfig(
-        scheduler=SchedulerConfig(mode=mode),
+        scheduler=SchedulerConfig(mode=mode, kv_overlap=kv_overlap),
         worker=default_worker_config(role=Role.DECODE, pages_total=1000, token_budget_tokens=tau),
         prefill_workers=0 if mode is ServingMode.COLOCATED else 1,
         decode_workers=1,
         cost=LinearCost(launch_s=STEP_S, prefill_token_s=PREFILL_TOKEN_S, decode_token_s=0.0),
         tokens_per_step=1.0,
-        kv_link=KvLink(setup_s=0.5, bytes_per_s=1000.0, kv_bytes_per_token=10),
+        kv_link=link,
         max_canvas_tokens=4096,
         block_length_tokens=4,
         network=NetworkSettings(delay_s=0.0),
@@ -73,6 +77,24 @@ def test_two_transfers_share_a_link_in_turn():
     result = by_hand(ServingMode.DISAGGREGATED, (0.0, 96, 4), (0.0, 96, 4))
     # The first is prefilled alone at once, its bytes flow from 0.11 to 1.11; the second is ready at 0.22, and waits.
     assert list(result.recorder.transfers_s) == pytest.approx([1.5, 1.11 - 0.22 + 1.5])
+
+
+@pytest.mark.parametrize(
+    ("setup_s", "prompt", "exposed_s"),
+    # A forward of 1.01 s, or 0.11 s, computes 4 parts of 2.5 s, or of 0.25 s, in all 10 s and 1 s on their way.
+    [(0.5, 996, 10.0 + 0.5 - 1.01), (0.0, 96, 1.0 - 0.11), (0.05, 96, 1.05 - 0.11)],
+)
+def test_what_a_forward_hides_of_a_transfer_is_not_exposed(setup_s: float, prompt: int, exposed_s: float):
+    result = by_hand(ServingMode.DISAGGREGATED, (0.0, prompt, 4), kv_overlap=True, link=replace(LINK, setup_s=setup_s))
+    assert list(result.recorder.transfers_s) == pytest.approx([exposed_s])
+    assert result.span_s == pytest.approx(STEP_S + (prompt + 4) * PREFILL_TOKEN_S + exposed_s + 3 * STEP_S)
+
+
+def test_a_transfer_ends_one_part_after_the_forward_at_the_earliest():
+    fast = replace(LINK, setup_s=0.0, bytes_per_s=20_000.0)
+    result = by_hand(ServingMode.DISAGGREGATED, (0.0, 96, 4), kv_overlap=True, link=fast)
+    # 0.05 s of bytes in 4 parts fit into a forward of 0.11 s, all but the last.
+    assert list(result.recorder.transfers_s) == pytest.approx([0.0125])
 
 
 def test_a_small_budget_makes_a_prefill_wait_for_a_decode():
