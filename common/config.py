@@ -210,7 +210,9 @@ class SchedulerServiceConfig(CoreServiceConfig):
     )
     leader_lease_s: float = field(
         default=defaults.DEFAULT_LEADER_LEASE_S,
-        metadata=about("how long a leader leads without word from that Redis, in seconds", minimum=0.5),
+        metadata=about(
+            "how long a leader's lease lasts there when it dies and renews it no more, in seconds", minimum=0.5
+        ),
     )
 
 

@@ -76,7 +76,7 @@ async def generate_at(
 
     `on_notice` gets a line for a person when the request waits for something that is not there.
 
-    With `reconnect` a call that breaks after the gateway has taken the request on is made again; no text repeats.
+    With `reconnect` a call that breaks is made again, unless no gateway was ever there; no text repeats.
     Raises `WireError` when it fails, `ConfigError` when it is no gateway that answers there; cancelling this cancels
     the request.
     """
@@ -86,7 +86,8 @@ async def generate_at(
         if reconnect is None:
             await call.listen(timeout_s=timeout_s)
         else:
-            await call.persist(reconnect, Reconnection(reconnect, on_notice), timeout_s=timeout_s)
+            tries = Reconnection(reconnect, channel, on_notice)
+            await call.persist(reconnect, tries, timeout_s=timeout_s)
     return call.answer.output()
 
 
@@ -106,6 +107,7 @@ class _GatewayCall:
         self._request = inference_pb2.GenerateRequest()
         self._request.CopyFrom(request)
         self.answer = answer
+        self._belongs_there = False
 
     async def listen(self, *, timeout_s: float | None, on_response: Callable[[], None] = lambda: None) -> None:
         """One call, up to its end; `on_response` is told of every response. Raises as `generate_at` does."""
@@ -118,7 +120,7 @@ class _GatewayCall:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 here = f"what answers at {self._address} is no gateway"
                 raise ConfigError(f"--address: {here}; `sangam up` prints the gateway's address") from None
-            raise _explained(wire_error(error), self._address, begun=self.answer.begun) from None
+            raise self._explained(wire_error(error)) from None
         finally:
             call.cancel()
 
@@ -132,17 +134,31 @@ class _GatewayCall:
             while True:
                 if (left_s := ends_at_s - loop.time()) <= 0:
                     raise WireError(Reason.DEADLINE_EXCEEDED, "the deadline passed")
-                self._request.from_position = self.answer.count_tokens
+                self._request.from_position = len(self.answer.token_ids)
+                self._request.committed_token_ids[:] = self.answer.token_ids
                 try:
+                    self._belongs_there = await tries.look(within_s=left_s)
                     await self.listen(timeout_s=None if timeout_s is None else left_s, on_response=tries.heard)
                     return
                 except WireError as error:
-                    if error.reason is not Reason.PEER_LOST or not self.answer.begun:
+                    if error.reason is not Reason.PEER_LOST:
                         raise
                     await tries.pause(error)
         except asyncio.CancelledError:
             await self._cancel()
             raise
+
+    def _explained(self, error: WireError) -> WireError:
+        """Say what a lost gateway means to someone at a terminal."""
+        if error.reason is not Reason.PEER_LOST:
+            return error
+        if self.answer.begun:
+            problem = f"the gateway at {self._address} went away in the middle of the answer"
+        elif self._belongs_there:
+            problem = f"the gateway at {self._address} does not answer"
+        else:
+            problem = f"no gateway answers at {self._address}: start one with 'sangam up', or use --local"
+        return WireError(error.reason, problem)
 
     async def _cancel(self) -> None:
         """Tell the gateway that nobody comes back; if it cannot be told, its grace ends the request."""
@@ -168,9 +184,9 @@ class _Answer:
         self.begun = False
 
     @property
-    def count_tokens(self) -> int:
-        """Committed tokens that are here."""
-        return len(self._token_ids)
+    def token_ids(self) -> Sequence[int]:
+        """Committed tokens that are here, from position 0."""
+        return self._token_ids
 
     def take(self, response: inference_pb2.GenerateResponse) -> None:
         self.begun = True
@@ -207,6 +223,7 @@ class _Answer:
             prefill_forwards=usage.prefill_forwards,
             decode_forwards=usage.decode_forwards,
             attempts=usage.attempts,
+            carried_tokens=usage.carried_tokens,
             time_to_first_commit_s=usage.time_to_first_commit_s,
             total_s=usage.total_s,
             blocks=tuple(_block_report(placement) for placement in finished.blocks),
@@ -246,12 +263,3 @@ def _set_strategy(sampling: types_pb2.SamplingParams, strategy: RevealStrategy) 
             sampling.confidence_dynamic = factor
         case RandomReveal():
             sampling.random.SetInParent()
-
-
-def _explained(error: WireError, address: str, *, begun: bool) -> WireError:
-    """Say what a lost gateway means to someone at a terminal."""
-    if error.reason is not Reason.PEER_LOST:
-        return error
-    if begun:
-        return WireError(error.reason, f"the gateway at {address} went away in the middle of the answer")
-    return WireError(error.reason, f"no gateway answers at {address}: start one with 'sangam up', or use --local")

@@ -13,6 +13,7 @@ from common.cli.default_model import default_model_dir
 from common.cli.gateway_client import OnText, generate_at, request_of
 from common.cli.generation_output import GenerationOutput
 from common.cli.reconnect import Reconnect
+from common.cli.run_dir import is_gateway_of_mine
 from common.cli.text_output import TextOutput
 from common.config_values import is_address
 from common.core.params import (
@@ -104,7 +105,7 @@ def _generate(args: argparse.Namespace, wanted: GenerationInput, *, on_text: OnT
     address = args.address or _address(os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
     request = request_of(wanted)
     request.request_id = args.request_id or ""
-    reconnect = None if args.no_retry else Reconnect()
+    reconnect = None if args.no_retry else Reconnect(expected=is_gateway_of_mine(address))
     return asyncio.run(
         generate_at(address, request, timeout_s=args.timeout, on_text=on_text, reconnect=reconnect, on_notice=_say),
     )

@@ -33,7 +33,8 @@ class BlockReport:
 class GenerationOutput:
     """A finished request. `token_ids` are the generated ones only, up to and including an end-of-text token.
 
-    `time_to_first_commit_s` and `total_s` count from admission.
+    `time_to_first_commit_s` and `total_s` count from admission. `carried_tokens` are those of blocks that ran before
+    the gateway that finished the request was there; forwards, attempts and blocks are without theirs.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class GenerationOutput:
     prefill_forwards: int
     decode_forwards: int
     attempts: int
+    carried_tokens: int
     time_to_first_commit_s: float
     total_s: float
     blocks: tuple[BlockReport, ...]
@@ -69,10 +71,11 @@ class GenerationOutput:
     def summary(self) -> str:
         """One line for a person."""
         forwards = self.prefill_forwards + self.decode_forwards
+        per_forward = (len(self.token_ids) - self.carried_tokens) / max(1, forwards)
         return (
             f"{len(self.token_ids)} tokens in {self.total_s:.2f} s (first after {self.time_to_first_commit_s:.2f} s), "
             f"finish: {self.finish_reason}, {self.prefill_forwards} prefill + {self.decode_forwards} decode forwards, "
-            f"{len(self.token_ids) / max(1, forwards):.1f} tokens per forward, {_workers(self.worker_ids)}"
+            f"{per_forward:.1f} tokens per forward, {_workers(self.worker_ids)}"
         )
 
 

@@ -151,6 +151,7 @@ def _generate(
         prefill_forwards=sum(block.prefill_forwards for block in blocks),
         decode_forwards=sum(block.decode_forwards for block in blocks),
         attempts=len(blocks),
+        carried_tokens=0,
         time_to_first_commit_s=first_commit_s,
         total_s=time.monotonic() - started_s,
         blocks=blocks,

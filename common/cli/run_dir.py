@@ -13,6 +13,7 @@ from common.config_values import parse_addresses
 from common.errors import ConfigError, SangamError
 
 CLUSTER_FILE = "cluster.json"
+_LOOPBACK = frozenset({"127.0.0.1", "[::1]", "localhost"})
 
 
 class NoCluster(SangamError):
@@ -70,6 +71,13 @@ def read_cluster_file(run_dir: Path) -> RunningCluster | None:
 def running_clusters() -> list[RunningCluster]:
     """Every cluster of this user that runs here."""
     return [cluster for run_dir in sorted(runs_dir().glob("*")) if (cluster := read_cluster_file(run_dir))]
+
+
+def is_gateway_of_mine(address: str) -> bool:
+    """Whether host:port is where the gateway of a cluster of this user belongs, be it there just now or not."""
+    host, _, port = address.rpartition(":")
+    gateways = {cluster.gateway for cluster in running_clusters()}
+    return address in gateways or (host in _LOOPBACK and port in {gateway.rpartition(":")[2] for gateway in gateways})
 
 
 def find_run_dir(given: Path | None) -> Path:

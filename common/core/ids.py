@@ -14,6 +14,9 @@ RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 CallId = NewType("CallId", int)
 
+MAX_TERM = 2**53 - 1
+"""Largest term of a scheduler: Redis' scripts, which deal them out, count in doubles."""
+
 
 class Role(enum.Enum):
     """What a worker process serves."""

@@ -102,9 +102,22 @@ class RegistryCore:
         return self._drop_until(life)
 
     def unowned(self, now: float) -> list[Unowned]:
-        """Entries past their lease, which `expire` forgets: none for long, unless there is a bug."""
-        overdue = [attempt for attempt, ends_s in self._lease_ends_s.items() if ends_s <= now]
-        return [Unowned(holding=Holding.LEASES, name=f"entry of {attempt}, past its lease") for attempt in overdue]
+        """Entries past their lease, which `expire` forgets, or left behind by their owner's end: none for long."""
+        reasons = {attempt: self._why_unowned(entry, now) for attempt, entry in self._entries.items()}
+        return [
+            Unowned(holding=Holding.LEASES, name=f"entry of {attempt}, {why}")
+            for attempt, why in reasons.items()
+            if why
+        ]
+
+    def _why_unowned(self, entry: KvHandle, now: float) -> str:
+        if self._lease_ends_s[entry.attempt] <= now:
+            return "past its lease"
+        if self._incarnations.is_stale(entry.owner):
+            return "of a life that is over"
+        if entry.attempt not in self._by_worker.get(entry.owner.worker_id, ()):
+            return "not known by its owner"
+        return ""
 
     def expire(self, now: float) -> None:
         """Forget entries whose lease is over."""

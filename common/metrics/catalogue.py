@@ -31,6 +31,9 @@ REQUEST_S = Histogram("sangam_request_s", "From admission to the end of requests
 PROMPT_TOKENS = Counter("sangam_prompt_tokens_total", "Prompt tokens of requests that ended well")
 COMPLETION_TOKENS = Counter("sangam_completion_tokens_total", "Tokens generated for requests that ended well")
 
+CARRIED_DIVERGENCE = Counter(
+    "sangam_carried_divergence_total", "Tokens brought along by clients that differ from those of the request here"
+)
 AUDITS = Counter(
     "sangam_audits_total", "Requests chosen for the audit, by how it ended", labels=("cache_mode", "outcome")
 )

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.core.ids import BlockAttempt, WorkerLife
-from common.core.work import KvHandle
+from common.core.work import KvHandle, KvTransfer
 from common.errors import WireError
 
 MAX_TRAILER_BYTES = 60 * 1024
@@ -72,17 +72,15 @@ class KvReadRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchStats:
-    """What one successful fetch moved (payload only), how long it took, and the trailer.
+class Fetched:
+    """What one successful fetch took, and the trailer it brought.
 
-    `transfer_s` counts from the call of `fetch`: connecting and waiting for a prefill included. `exposed_s` is the part
-    of it that the prefill does not hide: from the moment when the last layer was computed. (That is the time since, as
-    the owner writes it into the trailer: what its kernel still held back of the last layers then is not in it.)
+    `transfer.transfer_s` counts from the call of `fetch`: connecting and waiting for a prefill included. Its
+    `exposed_s` counts from the moment when the last layer was computed. (That is the time since, as the owner writes it
+    into the trailer: what its kernel still held back of the last layers then is not in it.)
     """
 
-    transfer_s: float
-    exposed_s: float
-    transfer_bytes: int
+    transfer: KvTransfer
     trailer: bytes
 
 
@@ -185,7 +183,7 @@ class KvTransport(Protocol):
         """Return when nothing is served (any more); raises what ended the listener before `aclose`, a bug."""
         ...
 
-    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> FetchStats:
+    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> Fetched:
         """Fill `sink` with the K/V that `handle` names, within `timeout_s` seconds; `early`: as it is computed.
 
         Raises `WireError`: the owner's refusal as it gave it; PEER_LOST when the owner cannot be reached, goes away

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import attrgetter
 
-from common.transport.checksum import payload_checksum
+from common.transport.checksum import payload_checksum, scattered_checksum
 
 MAX_VIEWS_PER_CALL = 1024
 """Buffers that one sendmsg or recvmsg call takes (IOV_MAX on Linux)."""
@@ -41,10 +41,7 @@ class ByteRun:
         return window
 
     def joined(self, start_bytes: int, length_bytes: int) -> memoryview | bytes:
-        """Bytes [start, start + length) in one piece: a view where one view holds them, else a copy.
-
-        Copying a piece that fits the cache costs less than what comes next (a checksum, a system call) saves by it.
-        """
+        """Bytes [start, start + length) in one piece: a view where one view holds them, else a copy."""
         if length_bytes == 0:
             return b""
         window = self.slice(start_bytes, length_bytes)
@@ -52,7 +49,8 @@ class ByteRun:
 
     def checksum(self, start_bytes: int, length_bytes: int) -> int:
         """`payload_checksum` of bytes [start, start + length)."""
-        return payload_checksum(self.joined(start_bytes, length_bytes))
+        window = self.slice(start_bytes, length_bytes) if length_bytes else []
+        return payload_checksum(window[0]) if len(window) == 1 else scattered_checksum(window)
 
     def write(self, start_bytes: int, data: memoryview | bytes) -> None:
         """Copy `data` to bytes [start, start + len(data))."""

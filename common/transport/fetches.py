@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from common.core.ids import WorkerLife
+from common.core.work import KvTransfer
 from common.errors import Reason, WireError
 from common.racing import race
-from common.transport.base import FetchStats
+from common.transport.base import Fetched
 from common.transport.messages import Trailer
 
 Received = tuple[int, Trailer]
@@ -31,7 +32,7 @@ class FetchTable:
         self._fetches: set[_Fetch] = set()
         self._closed = False
 
-    async def run(self, life: WorkerLife, read: Coroutine[Any, Any, Received], timeout_s: float) -> FetchStats:
+    async def run(self, life: WorkerLife, read: Coroutine[Any, Any, Received], timeout_s: float) -> Fetched:
         """What `read` brought and took. Raises what it raises, or `WireError` PEER_LOST when the life or time ends."""
         if self._closed:
             read.close()
@@ -49,12 +50,10 @@ class FetchTable:
             self._fetches.remove(fetch)
             fetch.ended.set_result(None)
         transfer_s = loop.time() - started_s
-        return FetchStats(
-            transfer_s=transfer_s,
-            exposed_s=min(transfer_s, trailer.computed_ago_s),
-            transfer_bytes=received_bytes,
-            trailer=trailer.data,
+        transfer = KvTransfer(
+            transfer_s=transfer_s, exposed_s=min(transfer_s, trailer.computed_ago_s), transfer_bytes=received_bytes
         )
+        return Fetched(transfer=transfer, trailer=trailer.data)
 
     async def end(self, life: WorkerLife | None, message: str) -> None:
         """End every fetch from `life` (None: all) with PEER_LOST; returns when they have ended."""

@@ -33,7 +33,7 @@ from common.transport.messages import (
     UcxPeer,
 )
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MAX_DATA_BYTES = 4 << 20
 """Longest payload of a data frame: what one turn of the event loop copies or sums (under a millisecond each)."""
 

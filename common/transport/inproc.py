@@ -14,7 +14,7 @@ from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.racing import race
-from common.transport.base import FetchStats, KvProvider, KvReadLease, KvReadRequest, KvSink
+from common.transport.base import Fetched, KvProvider, KvReadLease, KvReadRequest, KvSink
 from common.transport.byte_run import ByteRun
 from common.transport.fetches import FetchTable, Received
 from common.transport.frames import MAX_DATA_BYTES
@@ -81,7 +81,7 @@ class InprocTransport:
         if self._listener is not None:
             await asyncio.shield(self._listener.closed)
 
-    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> FetchStats:
+    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> Fetched:
         """See `KvTransport.fetch`."""
         read = self._read(handle.address, KvReadRequest.of(handle, early=early), sink)
         return await self._fetches.run(handle.owner, read, timeout_s)
@@ -102,25 +102,30 @@ class InprocTransport:
 
     async def _read(self, address: str, request: KvReadRequest, sink: KvSink) -> Received:
         listener = self._network.find(address)
-        await race(listener.provider.until_begun(request), _until_closed(listener))
-        lease = listener.provider.open_read(request)
-        delivered = False
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        listener.reads.add(ended)
         try:
-            received = await race(_copy(lease, sink), _until_revoked(lease), _until_closed(listener))
-            delivered = True
+            return await _read_from(listener, request, sink)
         except WireError:
             raise
         except Exception:
-            # As over a socket: a bug in lease or sink, of whatever type, goes to the log and across as INTERNAL.
+            # As over a socket: a bug in provider, lease or sink, of whatever type, is logged and comes as INTERNAL.
             _log.exception("KV read of %s failed", request.attempt)
             raise WireError(Reason.INTERNAL, "internal error") from None
-        finally:
-            lease.close(delivered=delivered)
-            listener.reads.remove(ended)
-            ended.set_result(None)
-        return received
+
+
+async def _read_from(listener: _Listener, request: KvReadRequest, sink: KvSink) -> Received:
+    await race(listener.provider.until_begun(request), _until_closed(listener))
+    lease = listener.provider.open_read(request)
+    delivered = False
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    listener.reads.add(ended)
+    try:
+        received = await race(_copy(lease, sink), _until_revoked(lease), _until_closed(listener))
+        delivered = True
+    finally:
+        lease.close(delivered=delivered)
+        listener.reads.remove(ended)
+        ended.set_result(None)
+    return received
 
 
 async def _copy(lease: KvReadLease, sink: KvSink) -> Received:

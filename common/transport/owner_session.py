@@ -42,8 +42,8 @@ class PayloadSender(Protocol):
         """Finish what `send` began; raises `WireError` when that fails."""
         ...
 
-    async def send(self, frame: DataFrame, payload: memoryview, check: Callable[[], None]) -> None:
-        """Begin to send one piece, calling `check` right before; `payload` may be read until `settle` says not."""
+    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None]) -> None:
+        """Begin to send one piece of the layer `run`, calling `check` right before; `run` is read until `settle`."""
         ...
 
     async def settle(self, layer: int) -> None:
@@ -151,8 +151,7 @@ class OwnerSession:
                 await self._say(encode_control(Accept(layers=lease.layers, layer_bytes=layer_bytes)))
             assert run.size_bytes == layer_bytes, "every layer has the same size"
             for frame in self._payloads.pieces(layer, layer_bytes):
-                payload = memoryview(run.joined(frame.offset_bytes, frame.length_bytes))
-                await self._payloads.send(frame, payload, lease.check)
+                await self._payloads.send(frame, run, lease.check)
         await self._payloads.settle(lease.layers - 1)
         data = await lease.trailer()
         await self._say(encode_control(Trailer(data=data, computed_ago_s=lease.computed_ago_s())))

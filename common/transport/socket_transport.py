@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.transport.address import join, resolve
-from common.transport.base import FetchStats, KvProvider, KvReadRequest, KvSink
+from common.transport.base import Fetched, KvProvider, KvReadRequest, KvSink
 from common.transport.byte_stream import ByteStream
 from common.transport.fetches import FetchTable, Received
 from common.transport.messages import ReadRequest
@@ -85,7 +85,7 @@ class SocketTransport(ABC):
             if not self._server.cancelled():
                 self._server.result()
 
-    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> FetchStats:
+    async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> Fetched:
         """See `KvTransport.fetch`."""
         request = ReadRequest(read=KvReadRequest.of(handle, early=early), timeout_s=timeout_s)
         read = self._read(handle, request, sink, min(self._connect_timeout_s, timeout_s))

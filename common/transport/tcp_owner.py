@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from common.errors import WireError
 from common.transport.base import KvProvider
+from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
-from common.transport.checksum import payload_checksum
 from common.transport.frames import MAX_DATA_BYTES, DataFrame, FrameDecoder, FrameKind, encode_data_header
 from common.transport.messages import ReadRequest
 from common.transport.owner_session import OwnerLimits, OwnerSession
@@ -58,10 +58,11 @@ class _InlinePayloads:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("a future that nobody sets")
 
-    async def send(self, frame: DataFrame, payload: memoryview, check: Callable[[], None]) -> None:
+    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None]) -> None:
         await asyncio.sleep(0)  # a fast reader takes everything at once: let others run between pieces
-        header = encode_data_header(frame, payload_checksum(payload))
-        await self._stream.send([memoryview(header), payload], check=check, stall_timeout_s=self._stall_timeout_s)
+        header = encode_data_header(frame, run.checksum(frame.offset_bytes, frame.length_bytes))
+        buffers = [memoryview(header), *run.slice(frame.offset_bytes, frame.length_bytes)]
+        await self._stream.send(buffers, check=check, stall_timeout_s=self._stall_timeout_s)
 
     async def settle(self, layer: int) -> None:
         pass

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from common.errors import WireError
 from common.transport.base import KvProvider
+from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.checksum import payload_checksum
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind, encode_control
@@ -128,8 +129,9 @@ class _UcxPayloads:
             await self._stream.send([memoryview(encode_control(said))], stall_timeout_s=self._stall_timeout_s)
             await self._retire(len(arrived))
 
-    async def send(self, frame: DataFrame, payload: memoryview, check: Callable[[], None]) -> None:
+    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None]) -> None:
         await self._until(lambda: self._window.has_room(frame.length_bytes))
+        payload = memoryview(run.joined(frame.offset_bytes, frame.length_bytes))
         check()
         transfer = self._endpoint.send(payload, next(self._tags))
         self._window.add(frame.length_bytes)

@@ -183,7 +183,7 @@ class WorkerApp:
         host = advertised_host(
             advertise_host=self._config.advertise_host,
             listen_host=self._config.host,
-            scheduler_address=parse_addresses(self._config.scheduler_address)[0],
+            scheduler_addresses=parse_addresses(self._config.scheduler_address),
         )
         port = bound.rpartition(":")[2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

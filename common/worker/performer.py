@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from common.clock import Clock
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.params import CacheMode
-from common.core.work import KvHandle, KvTransfer, StepDelta
+from common.core.work import KvHandle, StepDelta
 from common.core.worker_effects import (
     AbortFetch,
     CloseBlock,
@@ -139,18 +139,15 @@ class Performer:
     async def _fetch(self, effect: FetchKv) -> WorkerEvent:
         try:
             with PoolSink(self._staging, effect.page_ids) as sink:
-                stats = await self._transport.fetch(
+                fetched = await self._transport.fetch(
                     handle=effect.handle, sink=sink, timeout_s=effect.handle.lease_s, early=effect.early
                 )
-            first = self._revealed(effect.attempt, stats.trailer) if effect.early else None
+            first = self._revealed(effect.attempt, fetched.trailer) if effect.early else None
         except WireError as error:
             self._measures.fetch_failed(error.reason, early=effect.early)
             return KvFetchFailed(attempt=effect.attempt, reason=error.reason)
-        transfer = KvTransfer(
-            transfer_s=stats.transfer_s, exposed_s=stats.exposed_s, transfer_bytes=stats.transfer_bytes
-        )
-        self._measures.fetched(transfer, early=effect.early)
-        return KvFetched(attempt=effect.attempt, transfer=transfer, first=first)
+        self._measures.fetched(fetched.transfer, early=effect.early)
+        return KvFetched(attempt=effect.attempt, transfer=fetched.transfer, first=first)
 
     def _revealed(self, attempt: BlockAttempt, trailer: bytes) -> StepDelta:
         """What the prefill of an early fetch revealed; raises `WireError` KV_CHECKSUM when it cannot have."""

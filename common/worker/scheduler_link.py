@@ -14,7 +14,7 @@ import grpc.aio
 from common.backoff import Backoff
 from common.core.cluster import WorkerSpec
 from common.core.defaults import DEFAULT_HEARTBEAT_KEEPALIVE_S, DEFAULT_REPORT_INTERVAL_S
-from common.core.ids import BlockAttempt, WorkerLife
+from common.core.ids import MAX_TERM, BlockAttempt, WorkerLife
 from common.core.work import IterationReport
 from common.errors import InvalidRequest, Reason, WireError
 from common.racing import race
@@ -85,6 +85,7 @@ class SchedulerLink:
 
     Of several `addresses` it follows the scheduler that leads. One life serves one term: the next leader is served by a
     new life, to which nothing of the old one counts, and a scheduler of a lower term than one served before is refused.
+    Where two seem to lead it lets each know of the other's term: the one of the lower term hears that its time is over.
 
     Reports are coalesced: at most one message per `DEFAULT_REPORT_INTERVAL_S`, at least one per
     `DEFAULT_HEARTBEAT_KEEPALIVE_S` (more often for a scheduler with little patience).
@@ -150,11 +151,14 @@ class SchedulerLink:
             self._on_end(refusal, leader)
             await backoff.wait()
 
-    async def _register(self, stub: SchedulerServiceAsyncStub, leader: str) -> WireError | None:
+    def _registration(self) -> scheduler_pb2.RegisterWorkerRequest:
         request = worker_spec_to_proto(self._orders.spec())
         request.least_term, request.life_term = self._highest_term, self._life_term
+        return request
+
+    async def _register(self, stub: SchedulerServiceAsyncStub, leader: str) -> WireError | None:
         try:
-            answer = await stub.RegisterWorker(request, timeout=REGISTER_TIMEOUT_S)
+            answer = await stub.RegisterWorker(self._registration(), timeout=REGISTER_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             return wire_error(error)
         if 0 < answer.term < self._highest_term:
@@ -178,7 +182,7 @@ class SchedulerLink:
         if refusal.reason is Reason.STALE_INCARNATION:
             self._kv_ended.clear()
             self._life_term = 0
-            self._orders.on_life_ended(_least_incarnation(refusal))
+            self._orders.on_life_ended(_number(refusal, "least_incarnation", largest=MAX_INCARNATION))
 
     async def _heartbeat_steadily(
         self, stub: SchedulerServiceAsyncStub, leader: str, backoff: Backoff
@@ -198,7 +202,7 @@ class SchedulerLink:
             writer = tasks.create_task(self._write(stream))
             self._connected = True
             try:
-                return await race(self._read(stream), self._until_succeeded(leader))
+                return await race(self._read(stream), self._until_succeeded(leader), self._until_outranked(leader))
             finally:
                 self._connected = False
                 writer.cancel()
@@ -207,6 +211,34 @@ class SchedulerLink:
     async def _until_succeeded(self, leader: str) -> WireError:
         successor = await self._watch.other_than({leader})
         return WireError(Reason.NOT_LEADER, f"scheduler {successor} leads now")
+
+    async def _until_outranked(self, leader: str) -> WireError:
+        """Tell others that say that they lead too of the term served here; returns when one of them has a higher one.
+
+        A leader that Redis does not answer goes on with its workers and cannot know of a successor but from them.
+        """
+        backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=True)
+        while True:
+            rival = await self._watch.rival_of(leader)
+            term = await self._term_of(rival)
+            if term > self._highest_term:
+                self._highest_term = term
+                return WireError(Reason.NOT_LEADER, f"scheduler {rival} leads under a higher term, {term}")
+            await backoff.wait()
+
+    async def _term_of(self, rival: str) -> int:
+        """The term of a scheduler that leads under another than this life's; 0 when it does not say.
+
+        It refuses this life in any case: one that serves a term serves no other.
+        """
+        if not self._life_term:
+            return 0
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._watch.channel(rival))
+        try:
+            await stub.RegisterWorker(self._registration(), timeout=REGISTER_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return _number(wire_error(error), "term", largest=MAX_TERM)
+        return 0
 
     async def _read(self, stream: HeartbeatStream) -> WireError | None:
         try:
@@ -256,8 +288,8 @@ class SchedulerLink:
         )
 
 
-def _least_incarnation(refusal: WireError) -> int:
-    """What the scheduler says it would take; 0 when that is no incarnation."""
-    told = refusal.metadata.get("least_incarnation", "")
-    value = int(told) if told.isascii() and told.isdigit() and len(told) <= len(str(MAX_INCARNATION)) else 0
-    return value if value <= MAX_INCARNATION else 0
+def _number(refusal: WireError, name: str, *, largest: int) -> int:
+    """What the scheduler says in its refusal under that name; 0 when that is no number up to `largest`."""
+    told = refusal.metadata.get(name, "")
+    value = int(told) if told.isascii() and told.isdigit() and len(told) <= len(str(largest)) else 0
+    return value if value <= largest else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from common.committed import CommittedStream, CommittedText, CommittedTokens, Reveal, TextSink
 from common.core.work import RequestSpec, StepDelta
@@ -16,12 +17,16 @@ class RequestProgress:
     def __init__(self, *, spec: RequestSpec, eos_token_id: int, text: TextSink) -> None:
         """`spec` is the request as the client asked for it; `eos_token_id` counts unless the spec ignores it."""
         self.spec = spec
+        self._eos_token_id = eos_token_id
         self._stream = CommittedStream(tokens=CommittedTokens.of(spec, eos_token_id=eos_token_id), text=text)
+        self._carried_blocks = 0
         self._last_step: dict[int, int] = {}
         self._placements: dict[int, types_pb2.BlockPlacement] = {}
         self._lost_attempts = 0
         self._open_block: int | None = None
         self._call_brought_tokens = False
+        self.carried_tokens = 0
+        """Tokens that came from the client, not from the scheduler."""
 
     @property
     def committed(self) -> CommittedTokens:
@@ -32,6 +37,20 @@ class RequestProgress:
     def complete(self) -> bool:
         """True when the text cannot grow any more."""
         return self.committed.finish is not None
+
+    def carry(self, token_ids: Sequence[int]) -> CommittedText | None:
+        """Begin with the first tokens of the request as its client has them; they need not be computed again.
+
+        Whole blocks are taken, and a last one that is cut short: of any other, what is missing depends on the steps
+        that revealed the rest. Returns what was taken.
+        """
+        tokens = CommittedTokens.of(self.spec, eos_token_id=self._eos_token_id)
+        tokens.reveal(range(len(token_ids)), token_ids)
+        whole = tokens.finish is not None
+        taken = tokens.token_ids if whole else tokens.whole_blocks(self.spec.block_length_tokens)
+        text, _ = self._stream.reveal(range(len(taken)), taken)
+        self.carried_tokens, self._carried_blocks = len(taken), self._blocks_done()
+        return text
 
     def step(self, block: int, delta: StepDelta) -> tuple[CommittedText | None, Reveal]:
         """Take newly revealed tokens; tokens already seen stay as they were."""
@@ -65,8 +84,11 @@ class RequestProgress:
         return dataclasses.replace(self.spec, committed_token_ids=whole, shown=shown)
 
     def placements(self) -> list[types_pb2.BlockPlacement]:
-        """Where each block ran, in order. A block whose report was lost with its scheduler has no worker names."""
-        for block in range(self._blocks_done()):
+        """Where each block ran, in order, without those that the client brought along.
+
+        A block whose report was lost with its scheduler has no worker names.
+        """
+        for block in range(self._carried_blocks, self._blocks_done()):
             if block not in self._placements:
                 steps = self._last_step.get(block, 0)
                 self._placements[block] = types_pb2.BlockPlacement(

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from sangam.v1 import inference_pb2
 
-_OF_THE_CALL = frozenset({"request_id", "from_position", "include_revealed", "detach_grace_ms"})
+_OF_THE_CALL = frozenset({"request_id", "from_position", "committed_token_ids", "include_revealed", "detach_grace_ms"})
 """Fields that say how a call watches, not what is generated; every other one counts, also those yet to come."""
 
 _DIGEST_BYTES = 16

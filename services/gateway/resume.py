@@ -102,7 +102,7 @@ class ResumingSchedule:
         self._backoff = Backoff(first_s=policy.backoff_s, longest_s=policy.max_backoff_s, jitter=False)
 
     async def events(self) -> Events:
-        """Every message of every call, in order; ends when the request is finished, or complete and the scheduler gone.
+        """Every message of every call, in order; ends when the request is finished, or needs no scheduler any more.
 
         Raises `WireError` with the verdict when the request failed.
         """
@@ -112,8 +112,8 @@ class ResumingSchedule:
                     yield event
 
     async def _events(self) -> Events:
-        spec = self._progress.spec
-        while True:
+        while not self._progress.complete:
+            spec = self._progress.spec_to_resume()
             try:
                 call = self._scheduler.schedule(spec, timeout_s=self._deadline.remaining_s())
                 async with aclosing(call) as events:
@@ -121,21 +121,19 @@ class ResumingSchedule:
                         yield event
                 return
             except ScheduleBroken as error:
-                if await self._recover(error):
-                    return
+                await self._recover(error)
             except WireError as error:
                 # Its own ghost: a former call, of this gateway or of one that died, which the scheduler has not yet
                 # seen break. A request of that id that another gateway runs looks the same, for a few seconds.
                 if error.reason is not Reason.DUPLICATE_REQUEST_ID:
                     raise
                 await self._recover(error)
-            spec = self._progress.spec_to_resume()
 
-    async def _recover(self, error: WireError) -> bool:
-        """Wait until asking again makes sense. True when nothing is left to ask; raises `error` when it never will."""
+    async def _recover(self, error: WireError) -> None:
+        """Wait until asking again makes sense, if anything is left to ask; raises `error` when it never will."""
         brought_tokens = self._progress.call_broken()
         if self._progress.complete:
-            return True
+            return
         self._fruitless = 0 if brought_tokens else self._fruitless + 1
         if self._fruitless > self._policy.max_fruitless_calls:
             raise error
@@ -146,4 +144,3 @@ class ResumingSchedule:
         if not await self._scheduler.wait_until_serving(timeout_s=wait_s):
             self._deadline.remaining_s()
             raise error
-        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -68,7 +69,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         Refusals come before any compute; see `services.gateway.request_directory` and `services.gateway.resume`.
         """
         request_id = request_id_of(request)
-        view = view_of(request, max_detach_grace_s=self._max_detach_grace_s)
+        view = view_of(request, model=self._model, max_detach_grace_s=self._max_detach_grace_s)
         responses = self._requests.watch(
             request_id, RequestBody.of(request), view, begin=lambda: self._work_of(request, request_id, context)
         )
@@ -124,23 +125,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             with self._admission.admit(request_id, wanted.canvas_tokens(fewest_tokens), is_over=unwanted) as place:
                 spec = await self._spec_of(wanted, request_id=request_id, tenant=tenant, priority=request.priority)
                 place.resize(spec.canvas_tokens)
-                await self._run(spec, deadline, transcript)
+                await self._run(spec, deadline, transcript, request.committed_token_ids)
 
         return work
 
-    async def _run(self, spec: RequestSpec, deadline: Deadline, transcript: Transcript) -> None:
-        """Run a request at the scheduler; what there is to see goes to its transcript."""
+    async def _run(self, spec: RequestSpec, deadline: Deadline, transcript: Transcript, carried: Sequence[int]) -> None:
+        """Run a request at the scheduler, from behind the `carried` tokens, and show it in `transcript`."""
         progress = RequestProgress(spec=spec, eos_token_id=self._model.eos_token_id, text=self._text.stream())
         schedule = ResumingSchedule(
             scheduler=self._scheduler, progress=progress, deadline=deadline, policy=self._resume, clock=self._clock
         )
         responses = ResponseStream(progress=progress, clock=self._clock)
+        for response in responses.begin_with(carried):
+            transcript.add(response)
         async with aclosing(schedule.events()) as events:
             async for message in events:
                 for response in responses.on_message(message, with_revealed=transcript.wants_revealed):
                     transcript.add(response)
         transcript.add(responses.finished())
-        self._auditor.offer(spec, progress.committed.token_ids)
+        if not progress.carried_tokens:
+            # Whoever brings tokens along could bring any; what the audit says is about ours.
+            self._auditor.offer(spec, progress.committed.token_ids)
 
     def _deadline_of(self, context: Context) -> Deadline:
         remaining_s = child_timeout_s(context)

@@ -21,8 +21,15 @@ class ResponseStream:
         self._progress = progress
         self._clock = clock
         self._admitted_at_s = clock.now()
-        self._first_commit_s = 0.0
+        self._first_commit_s: float | None = None
         self._accepted = False
+
+    def begin_with(self, token_ids: Sequence[int]) -> Iterator[inference_pb2.GenerateResponse]:
+        """What clients get of a request whose first tokens one of them brought along; none: nothing yet."""
+        if (text := self._progress.carry(token_ids)) is not None:
+            self._accepted = True
+            yield self._accepted_response()
+            yield _committed_response([text])
 
     def on_message(
         self, message: scheduler_pb2.ScheduleResponse, *, with_revealed: bool
@@ -55,8 +62,9 @@ class ResponseStream:
             prompt_tokens=len(self._progress.spec.prompt_token_ids),
             completion_tokens=self._progress.committed.count_tokens,
             cache_mode=cache_mode_to_proto(self._progress.spec.cache_mode),
-            time_to_first_commit_s=self._first_commit_s,
+            time_to_first_commit_s=self._first_commit_s or 0.0,
             total_s=self._elapsed_s(),
+            carried_tokens=self._progress.carried_tokens,
             **self._progress.usage_counts(),
         )
         count_finished(finish, usage)
@@ -84,7 +92,7 @@ class ResponseStream:
         if with_revealed and reveal.provisional:
             yield _revealed_response(delta, reveal)
         if text is not None:
-            if text.run.from_position == 0:
+            if self._first_commit_s is None:
                 self._first_commit_s = self._elapsed_s()
             committed.append(text)
 

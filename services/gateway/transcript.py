@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from common.committed import TextSink
 from common.errors import WireError
+from common.metrics.catalogue import CARRIED_DIVERGENCE
 from sangam.v1 import inference_pb2
 
 Responses = AsyncGenerator[inference_pb2.GenerateResponse, None]
@@ -20,10 +21,12 @@ _OVERHEAD_BYTES = 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What one client wants to see: committed tokens from `from_position` (generated-relative) on, and whether
-    provisional ones too. `detach_grace_s` is how long the request may outlive the client's call, in seconds.
+    provisional ones too. `carried_token_ids` are the ids of those before it, if the client brought them along.
+    `detach_grace_s` is how long the request may outlive the client's call, in seconds.
     """
 
     from_position: int
+    carried_token_ids: Sequence[int] = ()
     include_revealed: bool
     detach_grace_s: float
 
@@ -122,6 +125,7 @@ class Transcript:
                     if view.include_revealed and (kept := _ahead_of(max(shown.tokens, view.from_position), entry)):
                         yield inference_pb2.GenerateResponse(revealed=kept)
                     continue
+                self._compare(view.carried_token_ids, shown.tokens, entry.tokens)
                 if entry.tokens > view.from_position:
                     yield self._committed_response(self._cut(shown, view.from_position), entry)
                 shown = entry
@@ -131,6 +135,11 @@ class Transcript:
                 yield inference_pb2.GenerateResponse(finished=self._outcome)
                 return
             await grown.wait()
+
+    def _compare(self, carried: Sequence[int], start: int, stop: int) -> None:
+        """Count the tokens at `start` to `stop` that a client has otherwise; it keeps its own."""
+        pairs = zip(self._token_ids[start:stop], carried[start:stop], strict=False)
+        CARRIED_DIVERGENCE.add(sum(here != there for here, there in pairs))
 
     def _commit(self, committed: inference_pb2.Committed) -> None:
         assert committed.from_position == len(self._token_ids), "committed runs follow each other"

@@ -36,15 +36,38 @@ def check_request_id(request_id: str) -> None:
         )
 
 
-def view_of(request: inference_pb2.GenerateRequest, *, max_detach_grace_s: float) -> View:
+def view_of(request: inference_pb2.GenerateRequest, *, model: ModelConfig, max_detach_grace_s: float) -> View:
     """What this call wants to see of its request; the grace is cut to the server's limit. Raises `InvalidRequest`."""
     if request.from_position > max(0, request.max_tokens):
         raise InvalidRequest("from_position", f"must be 0 to max_tokens ({request.max_tokens})")
+    _check_carried(request, model)
     return View(
         from_position=request.from_position,
+        carried_token_ids=tuple(request.committed_token_ids),
         include_revealed=request.include_revealed,
         detach_grace_s=min(request.detach_grace_ms / 1000, max_detach_grace_s),
     )
+
+
+def _check_carried(request: inference_pb2.GenerateRequest, model: ModelConfig) -> None:
+    """Raise `InvalidRequest` unless the tokens that the client brings along could be those of its request so far."""
+    carried, field = request.committed_token_ids, "committed_token_ids"
+    if carried and len(carried) != request.from_position:
+        raise InvalidRequest(
+            field, f"must hold from_position ({request.from_position}) ids or none, not {len(carried)}"
+        )
+    if len(carried) > model.max_canvas_tokens:
+        raise InvalidRequest(
+            field, f"{len(carried)} ids are more than the model's longest canvas of {model.max_canvas_tokens}"
+        )
+    for position, token in enumerate(carried):
+        if token >= model.vocab_size_tokens:
+            problem = f"id {token} at position {position} is outside the vocabulary 0..{model.vocab_size_tokens - 1}"
+            raise InvalidRequest(field, problem)
+        if token == model.mask_token_id:
+            raise InvalidRequest(field, f"the mask id {token} at position {position} is no generated token")
+        if token == model.eos_token_id and not request.ignore_eos and position + 1 < len(carried):
+            raise InvalidRequest(field, f"must end with the end-of-text id {token} at position {position}")
 
 
 def tenant_of(request: inference_pb2.GenerateRequest) -> str:

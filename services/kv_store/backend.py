@@ -16,6 +16,7 @@ from common.redis_address import RedisAddress
 from common.story.cores import REGISTRY
 from common.story.writer import open_story
 from services.kv_store.janitor import sweep_forever
+from services.kv_store.lease_audit import LeaseAudit
 from services.kv_store.memory_store import MemoryStore
 from services.kv_store.redis_store import RedisStore
 from services.kv_store.store import KvStore
@@ -33,7 +34,7 @@ class Backend:
     """A store, and the upkeep that must run while it is used.
 
     `upkeep(report)` runs until cancelled and awaits `report(ready)` at first and whenever readiness changes. `unowned`
-    says what the store keeps past its lease.
+    says what the store keeps for nobody.
     """
 
     store: KvStore
@@ -71,6 +72,8 @@ def _memory_backend(store: MemoryStore, clock: Clock) -> Backend:
 
 
 def _redis_backend(store: RedisStore, clock: Clock, url: str) -> Backend:
+    audit = LeaseAudit(store)
+
     async def upkeep(report: ReportReady) -> None:
         ready: bool | None = None
         while True:
@@ -82,10 +85,13 @@ def _redis_backend(store: RedisStore, clock: Clock, url: str) -> Backend:
                     _log.info("the registry is in %s", url)
                 else:
                     _log.error("the registry in %s does not answer (%s); trying again until it does", url, problem)
+            if ready:
+                await audit.look()
+            else:
+                audit.forget()
             await clock.sleep(WATCH_INTERVAL_S)
 
-    # Nothing to look for: Redis itself ends each entry, its lease is set by the script that writes it.
-    return Backend(store=store, upkeep=upkeep, unowned=tuple)
+    return Backend(store=store, upkeep=upkeep, unowned=audit.unowned)
 
 
 async def _problem_of(store: RedisStore) -> str | None:

@@ -38,6 +38,7 @@ MAX_CONNECTIONS = 16
 PREFIX = "{sangam:kv}:"
 """Of every key. The braces keep them in one slot of a Redis Cluster."""
 
+_ENTRY_PREFIX = f"{PREFIX}entry:"
 _Argument = str | bytes | int
 _READY_TTL_MS = 60_000
 
@@ -96,6 +97,20 @@ class RedisStore:
     async def fence(self, life: WorkerLife) -> int:
         """See `KvStore`."""
         return int(await self._run(redis_scripts.FENCE, _life(life)))
+
+    async def some_entries(self, cursor: int, *, keys: int) -> tuple[int, list[str]]:
+        """Names of the entries among the next `keys` keys, or a few more, from `cursor` on, and where to go on.
+
+        Redis' SCAN: 0 begins and ends a round; what is there during all of a round is named at least once.
+        """
+        scan = self._redis.scan(cursor, match=f"{_ENTRY_PREFIX}*", count=keys)
+        next_cursor, found = await self._bounded(scan)
+        return int(next_cursor), [key.decode().removeprefix(_ENTRY_PREFIX) for key in found]
+
+    async def unowned(self, names: Sequence[str]) -> dict[str, str]:
+        """Those of the entries of these names that are held for nobody: in words, why."""
+        found = await self._run(redis_scripts.UNOWNED, names) if names else ()
+        return {name.decode(): why.decode() for name, why in found}
 
     async def _run(self, script: Script, arguments: Sequence[_Argument]) -> Any:
         return await self._bounded(self._evaluate(script, arguments))

@@ -2,22 +2,19 @@
 
 A term is a number that grows with every change of leader. Workers know the highest they have met and serve no lower
 one; a life of a worker serves one term only. So a leader that was paused or cut off, and does not know yet that it has
-a successor, commands nobody: its workers have begun new lives.
+a successor, commands nobody: its workers have begun new lives. This, and no lease, keeps two leaders apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from common.clock import Clock
 from common.config import SchedulerServiceConfig
-
-MAX_TERM = 2**53 - 1
-"""Largest term: Redis' scripts count in doubles."""
 
 
 class Leadership(Protocol):
@@ -27,8 +24,11 @@ class Leadership(Protocol):
         """Return the term once this scheduler leads."""
         ...
 
-    async def lose(self) -> str:
-        """Return, with the reason in words, as soon as it leads no more; `win` comes next."""
+    async def lose(self, *, heard_s: Callable[[], float]) -> str:
+        """Return, with the reason in words, as soon as it leads no more; `win` comes next.
+
+        `heard_s()` is the moment at which a worker has last spoken to this scheduler since `win`, -inf when none has.
+        """
         ...
 
     def holds(self) -> bool:
@@ -64,7 +64,7 @@ class LoneLeadership:
         self._outranked.clear()
         return self._term
 
-    async def lose(self) -> str:
+    async def lose(self, *, heard_s: Callable[[], float]) -> str:
         """See `Leadership`."""
         await self._outranked.wait()
         return f"a worker has served a scheduler of term {self._least_term - 1}"

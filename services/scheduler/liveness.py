@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -81,19 +82,24 @@ class _Life:
 class Liveness:
     """The registered lives. Does not decide: `silent` says who should be reported lost to the core.
 
-    `timeout_s` is the longest silence of a life, counted from its registration.
+    `timeout_s` is the longest silence of a life, counted from its registration. `silent` is asked every
+    `look_interval_s`, and the time by which it is asked late counts as nobody's silence: this process stood still, and
+    what was said meanwhile it is yet to hear.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.look_interval_s = timeout_s / 4
+        self._looked_s = math.inf
+        self.heard_s = -math.inf
+        """When any life has last spoken, be it over by now; -inf before the first."""
         self._lives: dict[WorkerLife, _Life] = {}
 
     def register(self, life: WorkerLife, now: float) -> None:
         """A life says it is ready; idempotent while it lives."""
-        if life in self._lives:
-            self._lives[life].heard_s = now
-        else:
+        if life not in self._lives:
             self._lives[life] = _Life(life, now)
+        self.heard(life, now)
 
     def attach(self, life: WorkerLife, now: float) -> HeartbeatStream:
         """A heartbeat stream for this life; an older one of the same life ends. Raises STALE_INCARNATION."""
@@ -104,7 +110,7 @@ class Liveness:
         known.stream = HeartbeatStream(life, pending=replaced.take())
         known.stream.order(drain=known.draining)
         replaced.close()
-        known.heard_s = now
+        self.heard(life, now)
         return known.stream
 
     def is_current(self, stream: HeartbeatStream) -> bool:
@@ -119,10 +125,14 @@ class Liveness:
     def heard(self, life: WorkerLife, now: float) -> None:
         """The life has just spoken."""
         if life in self._lives:
-            self._lives[life].heard_s = now
+            self._lives[life].heard_s = self.heard_s = now
 
     def silent(self, now: float) -> list[WorkerLife]:
         """Lives not heard for longer than the timeout, by id."""
+        deaf_s = max(0.0, now - self._looked_s - self.look_interval_s)
+        self._looked_s = now
+        for known in self._lives.values():
+            known.heard_s = min(now, known.heard_s + deaf_s)
         return sorted(life for life, known in self._lives.items() if now - known.heard_s > self.timeout_s)
 
     def life_of(self, worker_id: WorkerId) -> WorkerLife:
@@ -163,13 +173,16 @@ class Liveness:
             known.stream.close(error)
 
 
-def stale(life: WorkerLife, *, least_incarnation: int | None = None) -> WireError:
+def stale(life: WorkerLife, *, least_incarnation: int | None = None, term: int | None = None) -> WireError:
     """What a life gets to hear that the scheduler takes for ended.
 
-    `least_incarnation`: the smallest that would be taken, for a worker whose clock is behind its former lives.
+    `least_incarnation`: the smallest that would be taken, for a worker whose clock is behind its former lives. `term`:
+    this scheduler's, for a life that has served another.
     """
     metadata: dict[str, str] = {"worker_id": life.worker_id}
     if least_incarnation is not None:
         metadata["least_incarnation"] = str(least_incarnation)
+    if term is not None:
+        metadata["term"] = str(term)
     text = f"worker {life.worker_id} life {life.incarnation} has ended; register a new incarnation"
     return WireError(Reason.STALE_INCARNATION, text, metadata=metadata)

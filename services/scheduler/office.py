@@ -66,7 +66,7 @@ class Office:
             tasks.create_task(reign.run())
             self._reign = reign
             await report(True)
-            why = await race(_nothing_after(stop), leadership.lose())
+            why = await race(_nothing_after(stop), leadership.lose(heard_s=lambda: reign.liveness.heard_s))
             self._reign = None
             await report(False)
             if why is None:

@@ -2,7 +2,8 @@
 
 Both are changed by scripts only, so that a look and the change it allows are one step. All times are Redis' own, as
 milliseconds from now. A Redis that lost its memory has lost the counter: terms therefore also follow its clock, and
-never go below what a candidate has met.
+never go below what a candidate has met. A script that was given up may run all the same, when Redis wakes up: a
+candidate therefore looks first, and takes the lease when it has just seen that nobody has it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ from common.redis_address import RedisAddress
 LEASE_KEY = "{sangam:scheduler}:leader"
 """Its value: term, name and a token of the holder's own. The braces keep both keys in one slot of a Redis Cluster."""
 TERM_KEY = "{sangam:scheduler}:term"
+
+# holder -> {the holder's value, its milliseconds left}, {"", 0} when nobody else has it.
+_LOOK = """
+local holder, held = ARGV[1], redis.call('GET', KEYS[1])
+if not held or string.sub(held, -#holder - 1) == ' ' .. holder then return {'', 0} end
+return {held, redis.call('PTTL', KEYS[1])}
+"""
 
 # holder, ttl_ms, least_term -> {term, "", 0} when taken, {0, the holder's value, its milliseconds left} otherwise.
 _TAKE = """
@@ -68,9 +76,10 @@ class LeaseUnreachable(SangamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Another holds the lease: who, as it named itself, and for how long at most, in seconds."""
+    """Another holds the lease: who, as it named itself, under which term, and for how long at most, in seconds."""
 
     holder: str
+    term: int
     left_s: float
 
 
@@ -97,10 +106,15 @@ class RedisLease:
         """Close the connections; the lease stays as it is."""
         await self._redis.aclose()
 
+    async def look(self) -> Held | None:
+        """Who has the lease, None when it may be taken."""
+        held, left_ms = await self._run(_LOOK)
+        return _held(held, left_ms) if held else None
+
     async def take(self, *, least_term: int) -> int | Held:
         """The term (`least_term` or more) under which the lease is now ours, or who has it."""
         term, held, left_ms = await self._run(_TAKE, least_term)
-        return int(term) if term else Held(holder=held.decode().split(" ")[1], left_s=max(0, left_ms) / 1000)
+        return int(term) if term else _held(held, left_ms)
 
     async def renew(self, term: int) -> bool:
         """Hold the lease for its whole time from now on; False when another has, or has had it."""
@@ -120,3 +134,8 @@ class RedisLease:
             raise LeaseUnreachable(f"no answer within {self._call_timeout_s:.2g} s") from None
         except (RedisError, OSError) as error:
             raise LeaseUnreachable(" ".join(str(error).split())) from None
+
+
+def _held(value: bytes, left_ms: int) -> Held:
+    term, name, _ = value.decode().split(" ")
+    return Held(holder=name, term=int(term), left_s=max(0, left_ms) / 1000)

@@ -10,7 +10,7 @@ import grpc.aio
 from common.clock import Clock
 from common.core.effects import FinishRequest, PublishBlock, PublishStep
 from common.core.events import KvLeaseEnded, WorkerReported
-from common.core.ids import ServingMode, WorkerId
+from common.core.ids import MAX_TERM, ServingMode, WorkerId
 from common.core.work import WaitReason
 from common.errors import InvalidRequest, Reason, WireError
 from common.rpc.convert import (
@@ -29,7 +29,6 @@ from common.rpc.convert import (
 )
 from common.rpc.deadline import child_timeout_s, remaining_s
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from services.scheduler.leadership import MAX_TERM
 from services.scheduler.liveness import HeartbeatStream, Orders, stale
 from services.scheduler.office import Office
 from services.scheduler.outbox import Shown
@@ -75,11 +74,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Take a worker life on; idempotent while it lives.
 
         A life that served another term is refused (STALE_INCARNATION): what it still does for that term counts no more.
+        So a worker may also ask this way which of two schedulers is the elder one.
         """
         reign = self._office.reign_over(_term(request.least_term, "least_term"))
         worker = worker_spec_from_proto(request)
         if request.life_term not in (0, reign.term):
-            raise stale(worker.life, least_incarnation=worker.life.incarnation + 1)
+            raise stale(worker.life, least_incarnation=worker.life.incarnation + 1, term=reign.term)
         reign.shell.register(worker)
         return scheduler_pb2.RegisterWorkerResponse(
             mode=serving_mode_to_proto(self._mode),

@@ -292,10 +292,10 @@ class SchedulerShell:
     async def _watch(self) -> None:
         """Report silent workers lost, and tell clients who wait for a worker that is not there."""
         while True:
-            await self._clock.sleep(self._liveness.timeout_s / 4)
             for life in self._liveness.silent(self._clock.now()):
                 self.lose(life, f"silent for more than {self._liveness.timeout_s:g} s")
             self._tell_who_waits()
+            await self._clock.sleep(self._liveness.look_interval_s)
 
     def _tell_who_waits(self) -> None:
         waiting = self._core.unservable()

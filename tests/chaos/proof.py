@@ -25,7 +25,7 @@ from tests.chaos.wired_cluster import Fleet, wired_cluster
 from tests.invariance.solo import SoloAnswer, solo_answers
 
 KINDS = ("gateway", "scheduler", "prefill", "decode", "kv_store", "redis")
-LONGEST_TOKENS = 256
+LONGEST_TOKENS = 448
 REQUESTS_AFTER = 20
 """Asked after the disconnects; the first of the storm's requests."""
 

@@ -46,6 +46,16 @@ def test_a_dead_worker_touches_those_whose_open_block_was_tried_again() -> None:
     assert found([hit, missed], [fault(FaultKind.WORKER, 1.25)]) == {FaultKind.WORKER: [0.5]}
 
 
+def test_a_dead_worker_may_have_touched_blocks_that_a_dead_gateway_knew_of() -> None:
+    watched = request([(0.0, 0), (1.0, 4), (1.5, 12), (4.0, 24)])
+    assert watched.finished is not None
+    del watched.finished.blocks[:1]
+    watched.finished.usage.MergeFrom(inference_pb2.Usage(carried_tokens=8, attempts=2))
+    assert found([watched], [fault(FaultKind.WORKER, 1.25)]) == {FaultKind.WORKER: [0.25]}
+    assert found([watched], [fault(FaultKind.WORKER, 2.0)]) == {}
+    assert watched.retried_blocks == 0
+
+
 def test_a_pause_holds_up_what_is_at_that_worker() -> None:
     here = request([(0.0, 0), (1.0, 4), (2.5, 24)])
     elsewhere = request([(0.0, 0), (1.0, 4), (2.5, 24)])

@@ -31,7 +31,7 @@ class Moment:
 
 
 class WatchedRequest:
-    """Asked once, by `run`. A gateway that goes away is asked again with the same id, from what is already here on.
+    """Asked once, by `run`. A gateway that goes away is asked again with the same id and what is already here.
 
     `problem` says what no client should ever see: a failure, text that repeats, skips or goes on after its end.
     """
@@ -53,12 +53,14 @@ class WatchedRequest:
 
     @property
     def retried_blocks(self) -> int:
-        """Block attempts beyond the first of each block."""
-        length = self.wanted.block_length_tokens
-        return max(0, self.attempts - -(-len(self.token_ids) // length)) if self.finished else 0
+        """Block attempts beyond the first of each block, of those blocks whose attempts are known."""
+        blocks = -(-len(self.token_ids) // self.wanted.block_length_tokens) - self._unknown_blocks
+        return max(0, self.attempts - blocks) if self.finished else 0
 
     def block_was_retried(self, tokens: int) -> bool:
-        """Whether the block that was open when the client held `tokens` took more than one attempt."""
+        """Whether the block that was open when the client held `tokens` took, or may have, more than one attempt."""
+        if tokens // self.wanted.block_length_tokens < self._unknown_blocks:
+            return True
         block = self._block_at(tokens)
         return block is not None and (block.attempts > 1 or not block.prefill_worker_id)
 
@@ -66,6 +68,12 @@ class WatchedRequest:
         """Whether the last attempt at the block that was open when the client held `tokens` ran on that worker."""
         block = self._block_at(tokens)
         return block is not None and worker_id in (block.prefill_worker_id, block.decode_worker_id)
+
+    @property
+    def _unknown_blocks(self) -> int:
+        """The first blocks, which ran for a gateway that is gone and took their story with it."""
+        carried_tokens = 0 if self.finished is None else self.finished.usage.carried_tokens
+        return -(-carried_tokens // self.wanted.block_length_tokens)
 
     def _block_at(self, tokens: int) -> types_pb2.BlockPlacement | None:
         number = tokens // self.wanted.block_length_tokens
@@ -90,6 +98,7 @@ class WatchedRequest:
         request.request_id = self.request_id
         request.detach_grace_ms = DETACH_GRACE_MS
         request.from_position = len(self.token_ids)
+        request.committed_token_ids.extend(self.token_ids)
         call = stub.Generate(request)
         try:
             async for response in call:

@@ -38,6 +38,7 @@ def output(text: str) -> GenerationOutput:
         prefill_forwards=2,
         decode_forwards=4,
         attempts=2,
+        carried_tokens=0,
         time_to_first_commit_s=0.1,
         total_s=0.2,
         blocks=(block("p0", overflow=False), block("d0", overflow=True)),

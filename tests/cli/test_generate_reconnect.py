@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 from common.cli import gateway_client
 from common.cli.main import main
 from common.cli.reconnect import Reconnect
+from common.cli.run_dir import RunningCluster, new_run_dir
 from common.errors import Reason, WireError
 from common.rpc.server import RpcServer
 from sangam.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.redis_server import free_port
 
 PROMPT = ["--prompt", "Hi", "--max-tokens", "8"]
 Response = inference_pb2.GenerateResponse
@@ -63,11 +66,11 @@ async def serve():
     """Call it with a gateway for its address."""
     servers: list[RpcServer] = []
 
-    async def start(gateway: FailingGateway) -> str:
+    async def start(gateway: FailingGateway, port: int = 0) -> str:
         server = RpcServer(service_names=["sangam.v1.InferenceService"])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(gateway, server.grpc)
         servers.append(server)
-        return await server.start("127.0.0.1", 0)
+        return await server.start("127.0.0.1", port)
 
     yield start
     for server in servers:
@@ -87,6 +90,7 @@ async def test_a_broken_answer_is_taken_up_where_it_was(serve, capsys):
     report = json.loads(capsys.readouterr().out)
     assert (report["text"], bytes(report["token_ids"]), report["seed"]) == ("abcdefgh", b"abcdefgh", 5)
     assert [request.from_position for request in gateway.requests] == [0, 3, 3, 5]
+    assert [bytes(request.committed_token_ids) for request in gateway.requests] == [b"", b"abc", b"abc", b"abcde"]
     (request_id,) = {request.request_id for request in gateway.requests}
     assert len(request_id) > 32 and report["request_id"] == request_id
     assert all(request.detach_grace_ms > 0 for request in gateway.requests)
@@ -104,15 +108,52 @@ async def test_the_text_on_the_terminal_never_repeats(serve, capsys):
     [
         ((3, UNAVAILABLE), ["--no-retry"]),
         ((3, grpc.StatusCode.INTERNAL), []),
-        ((-1, UNAVAILABLE), []),
+        ((-1, UNAVAILABLE), ["--no-retry"]),
+        ((-1, grpc.StatusCode.INTERNAL), []),
     ],
-    ids=["no retry", "a verdict", "before it began"],
+    ids=["no retry", "a verdict", "no retry before it began", "a verdict before it began"],
 )
 async def test_what_is_not_tried_again(serve, capsys, failure, flags):
     gateway = FailingGateway(failure)
     assert await run(await serve(gateway), *flags) == 1
     assert len(gateway.requests) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+async def test_a_call_that_breaks_before_it_began_is_made_again_and_that_is_said_once(serve, capsys):
+    gateway = FailingGateway((-1, UNAVAILABLE), (-1, grpc.StatusCode.CANCELLED), (-1, UNAVAILABLE))
+    assert await run(await serve(gateway)) == 0
+    out, err = capsys.readouterr()
+    assert out == "abcdefgh\n"
+    assert len({request.request_id for request in gateway.requests}) == 1 and len(gateway.requests) == 4
+    assert err.count("does not answer; trying again for 60 s") == 1 and err.count("\n") == 2
+
+
+async def test_no_gateway_where_none_is_known_to_be_fails_at_once(capsys):
+    assert await run("127.0.0.1:1") == 1
+    err = capsys.readouterr().err
+    assert (
+        err.startswith("sangam generate: error: no gateway answers at 127.0.0.1:1: start one") and err.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_gateway_of_a_running_cluster_that_is_just_away_is_waited_for(
+    serve, capsys, monkeypatch, tmp_path, host
+):
+    monkeypatch.setenv("SANGAM_CACHE_DIR", str(tmp_path))
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    run_dir = new_run_dir()
+    RunningCluster(pid=os.getpid(), gateway=address, scheduler="127.0.0.1:1", mode="hybrid").write(run_dir)
+    asking = asyncio.create_task(run(f"{host}:{port}"))
+    while "trying again" not in (said := capsys.readouterr().err):  # noqa: ASYNC110  # another thread prints it
+        await asyncio.sleep(0.01)
+    assert said == f"sangam generate: the gateway at {host}:{port} does not answer; trying again for 60 s\n"
+    gateway = FailingGateway()
+    await serve(gateway, port)
+    assert await asking == 0
+    assert len(gateway.requests) == 1
 
 
 async def test_without_retry_the_request_ends_with_its_call(serve):

@@ -22,10 +22,12 @@ from common.config import (
     load_config,
 )
 from common.core.defaults import DEFAULT_DRAIN_S
+from common.redis_address import RedisAddress
 from tests.compose.compose_file import COMPOSE_DIR, read_stack, variable_defaults
 
 BASE, HOST, GPU = "docker-compose.yaml", "docker-compose.host.yaml", "docker-compose.gpu.yaml"
-STACKS = [(BASE,), (BASE, HOST), (BASE, GPU), (BASE, HOST, GPU)]
+STANDBY = "docker-compose.standby.yaml"
+STACKS = [(BASE,), (BASE, HOST), (BASE, GPU), (BASE, HOST, GPU), (BASE, STANDBY), (BASE, GPU, STANDBY)]
 CONFIGS: dict[str, type[ServiceConfig]] = {
     "gateway": GatewayConfig,
     "scheduler": SchedulerServiceConfig,
@@ -48,7 +50,7 @@ DELIBERATE = {
 
 
 def config_of(service: str) -> type[ServiceConfig]:
-    return CONFIGS[service.removesuffix("_on_host")]
+    return CONFIGS[service.removesuffix("_on_host").removesuffix("_standby")]
 
 
 def our_services(files: tuple[str, ...]) -> dict[str, Any]:
@@ -92,6 +94,7 @@ def test_services_wait_for_the_health_of_what_they_need() -> None:
         "redis": set(),
         "kv_store": {"redis"},
         "scheduler": {"kv_store"},
+        "scheduler_standby": {"kv_store"},
         "prefill_worker": {"kv_store", "scheduler"},
         "decode_worker": {"kv_store", "scheduler"},
         "gateway": {"scheduler"},
@@ -108,6 +111,39 @@ def test_addresses_in_the_plain_stack_lead_to_the_services_they_name() -> None:
                 host, _, port = value.partition(":")
                 assert host == setting.removeprefix("SANGAM_").removesuffix("_ADDRESS").lower(), name
                 assert services[host]["environment"]["SANGAM_PORT"] == port, name
+
+
+def test_the_plain_stack_has_one_scheduler_that_needs_no_lease() -> None:
+    services = read_stack(BASE)
+    assert services["scheduler_standby"].pop("scale") == 0
+    assert services["scheduler_standby"] == services["scheduler"], "and another would be its equal"
+    assert services["scheduler"]["environment"]["SANGAM_LEADER_LEASE"] == ""
+    assert read_stack(BASE, HOST)["scheduler_standby"]["scale"] == 0
+
+
+@pytest.mark.parametrize("files", [(BASE, STANDBY), (BASE, GPU, STANDBY)])
+def test_a_standby_is_known_to_all_and_agrees_with_the_other_by_a_lease_in_the_stacks_redis(
+    files: tuple[str, ...],
+) -> None:
+    services = read_stack(*files)
+    assert services["scheduler_standby"].pop("scale") == 1
+    assert services["scheduler_standby"] == services["scheduler"]
+    scheduler = services["scheduler"]["environment"]
+    lease = RedisAddress.parse(scheduler["SANGAM_LEADER_LEASE"])
+    command = services[lease.host]["command"]
+    assert command[command.index("--port") + 1] == str(lease.port)
+    for name in ("prefill_worker", "decode_worker", "gateway"):
+        known = services[name]["environment"]["SANGAM_SCHEDULER_ADDRESS"].split(",")
+        assert known == [f"{each}:{scheduler['SANGAM_PORT']}" for each in ("scheduler", "scheduler_standby")], name
+    # Nothing else is another: what the override does not speak of is as it was.
+    plain = read_stack(*(name for name in files if name != STANDBY))
+    for service in (*services.values(), *plain.values()):
+        service.pop("scale", None)
+        for setting in ("SANGAM_LEADER_LEASE", "SANGAM_SCHEDULER_ADDRESS"):
+            service.get("environment", {}).pop(setting, None)
+    assert services == plain
+    theirs = read_stack(*files, variables={"SANGAM_LEADER_LEASE": "redis://elsewhere:7000/1"})
+    assert theirs["scheduler_standby"]["environment"]["SANGAM_LEADER_LEASE"] == "redis://elsewhere:7000/1"
 
 
 def test_workers_can_be_scaled() -> None:
@@ -196,7 +232,7 @@ def test_the_example_describes_every_variable_with_its_default() -> None:
     placed = set(re.findall(r"SANGAM_[A-Z_]+", text)) - set(listed)
     assert placed == PLACED
     read = variable_defaults(BASE, HOST)
-    read |= {name: values for name, values in variable_defaults(GPU).items() if name not in read}
+    read |= {name: values for name, values in variable_defaults(GPU, STANDBY).items() if name not in read}
     assert set(listed) - {"COMPOSE_PROJECT_NAME"} == set(read)
     for name, default in listed.items():
         if name not in ("COMPOSE_PROJECT_NAME", "SANGAM_MODEL_DIR"):
@@ -258,5 +294,5 @@ def _constant(path: Path, name: str) -> float:
 
 
 def _texts() -> list[str]:
-    names = (BASE, HOST, GPU, ".env.example", "Dockerfile", "bin/serve", "bin/sangam")
+    names = (BASE, HOST, GPU, STANDBY, ".env.example", "Dockerfile", "bin/serve", "bin/sangam")
     return [(COMPOSE_DIR / name).read_text(encoding="utf-8") for name in names]

@@ -19,6 +19,8 @@ from common.cli.status import fetch_state, unfree_pages
 from common.core.ids import ServingMode
 from common.generation_input import GenerationInput
 from common.random_checkpoint import build_random_checkpoint
+from common.rpc.healthcheck import is_serving
+from common.rpc.leader_watch import SERVICE
 from sangam.v1 import scheduler_pb2
 
 GOLDEN_DIR = Path(__file__).parents[1] / "data" / "golden"
@@ -63,6 +65,20 @@ async def ask(
 async def state_of(cluster: Cluster) -> scheduler_pb2.GetClusterStateResponse:
     """The cluster as its scheduler sees it."""
     return await fetch_state(cluster.scheduler_address)
+
+
+async def leader_of(cluster: Cluster) -> str:
+    """Name of the one of several schedulers that serves, as soon as it is one and the others stand by."""
+    names = [name for name in cluster.restarts if name.startswith("scheduler-")]
+    found: list[str] = []
+
+    async def one_leads() -> bool:
+        leading = [await is_serving(cluster.addresses.get(name, "127.0.0.1:1"), service=SERVICE) for name in names]
+        found[:] = [name for name, leads in zip(names, leading, strict=True) if leads]
+        return len(found) == 1 and all(name in cluster.addresses for name in names)
+
+    await eventually(one_leads)
+    return found[0]
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], *, timeout_s: float = 30.0) -> None:

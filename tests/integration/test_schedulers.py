@@ -23,6 +23,7 @@ from tests.integration.cluster_help import (
     all_pages_free,
     ask,
     eventually,
+    leader_of,
     random_model,
     running_cluster,
     state_of,
@@ -51,19 +52,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 def expected(cluster: Cluster) -> tuple[int, ...]:
     """The tokens of the engine in process."""
     return LocalCheck.load(cluster.config.model_dir, [LONG], device="cpu", dtype="auto").run(LONG).token_ids
-
-
-async def leader_of(cluster: Cluster) -> str:
-    """Name of the scheduler that serves, as soon as it is one and the other one stands by."""
-    found: list[str] = []
-
-    async def one_leads() -> bool:
-        leading = [await is_serving(cluster.addresses.get(name, "127.0.0.1:1"), service=SERVICE) for name in NAMES]
-        found[:] = [name for name, leads in zip(NAMES, leading, strict=True) if leads]
-        return len(found) == 1 and all(name in cluster.addresses for name in NAMES)
-
-    await eventually(one_leads)
-    return found[0]
 
 
 async def under_load(cluster: Cluster, expected: tuple[int, ...], trouble: str) -> float:

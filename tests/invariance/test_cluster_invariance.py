@@ -48,6 +48,7 @@ OUTPUT = GenerationOutput(
     prefill_forwards=1,
     decode_forwards=1,
     attempts=1,
+    carried_tokens=0,
     time_to_first_commit_s=0.1,
     total_s=0.2,
     blocks=(),

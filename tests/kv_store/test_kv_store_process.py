@@ -16,13 +16,16 @@ from typing import Any
 import grpc
 import pytest
 
+from common.cli.cluster_metrics import fetch_readings, total
 from common.config import KvStoreConfig, load_config
 from common.errors import ConfigError, Reason
+from common.metrics.catalogue import LEAKED_LEASES
 from common.rpc.channel import open_channel
 from common.rpc.healthcheck import is_serving
 from common.rpc.status import wire_error
 from sangam.v1 import kv_registry_pb2 as pb
 from sangam.v1 import kv_registry_pb2_grpc
+from services.kv_store.redis_store import PREFIX
 from tests.kv_store.registry import attempt, entry, life
 from tests.redis_server import RedisServer, free_port
 
@@ -156,6 +159,27 @@ async def test_health_follows_redis_and_calls_without_it_are_unavailable(tmp_pat
             _, errors = await process.communicate()
         assert process.returncode == 0
         assert b"Traceback" not in errors
+
+
+async def test_a_lease_that_redis_keeps_for_nobody_is_shown_and_told(tmp_path, redis_server):
+    async with kv_store(tmp_path, "--registry", redis_server.url) as (process, facts):
+        async with open_channel(facts["address"]) as channel:
+            stub = kv_registry_pb2_grpc.KvRegistryServiceStub(channel)
+            await stub.PublishKv(pb.PublishKvRequest(entries=[entry("a"), entry("b")]), timeout=10)
+        # As by a bug: no fence will find it.
+        redis_server.command("ZREM", f"{PREFIX}owner:p0", "0/0/a")
+        await leaked_leases_become(1, facts["address"])
+        assert "entry of 0/0/a, not known by its owner" in await line_with("leaked leases", process)
+        redis_server.command("DEL", f"{PREFIX}entry:0/0/a")
+        await leaked_leases_become(0, facts["address"])
+
+
+async def leaked_leases_become(count: int, address: str) -> None:
+    async with asyncio.timeout(START_LIMIT_S):
+        while True:  # asked: a gauge tells nobody
+            if total(await fetch_readings(address) or (), LEAKED_LEASES.about.name) == count:
+                return
+            await asyncio.sleep(0.1)
 
 
 async def test_a_redis_that_comes_later_is_waited_for(tmp_path):

@@ -19,6 +19,7 @@ from common.rpc.channel import open_channel
 from common.rpc.convert import request_spec_to_proto
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.service import serve
+from tests.chaos.wire import Wire
 from tests.redis_server import RedisServer
 from tests.scheduler_service.scripted import ScriptedWorker, until
 
@@ -89,6 +90,16 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     yield server
     server.resume()
     server.stop()
+
+
+@pytest.fixture
+async def wire(redis_server: RedisServer) -> AsyncIterator[Wire]:
+    """Another way to that Redis, which can be cut."""
+    wire = Wire("127.0.0.1", lambda: f"127.0.0.1:{redis_server.port}")
+    async with asyncio.TaskGroup() as tasks:
+        carrying = tasks.create_task(wire.run())
+        yield wire
+        carrying.cancel()
 
 
 @pytest.fixture

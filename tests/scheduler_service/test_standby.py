@@ -16,6 +16,7 @@ from common.rpc.convert import worker_life_to_proto, worker_spec_to_proto
 from common.rpc.leader_watch import SERVICE
 from common.rpc.status import wire_error
 from sangam.v1 import scheduler_pb2
+from tests.chaos.wire import Wire
 from tests.redis_server import RedisServer
 from tests.scheduler_service.conftest import AddWorker, Scheduler, StartScheduler, make_request
 from tests.scheduler_service.outcomes import collect, failure_of, revealed
@@ -38,8 +39,8 @@ async def health_of(scheduler: Scheduler, service: str) -> Any:
 
 async def until_leading(scheduler: Scheduler) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while await health_of(scheduler, SERVICE) != SERVING:
-            pass
+        while await health_of(scheduler, SERVICE) != SERVING:  # noqa: ASYNC110  # asked: what a probe sees
+            await asyncio.sleep(0.02)
 
 
 async def refusal(call: Any) -> WireError:
@@ -89,17 +90,43 @@ async def test_a_leader_that_is_told_to_stop_hands_over_at_once(
     worker = await add_worker(leader, "w", Role.DECODE)
     worker.gate.clear()
     call = leader.stub.Schedule(make_request())
-    await worker.started.wait()
+    await asyncio.wait_for(worker.started.wait(), PATIENCE_S)
     leader.stop.set()
-    assert (await failure_of(call)).reason is Reason.SCHEDULER_UNAVAILABLE
+    assert (await asyncio.wait_for(failure_of(call), PATIENCE_S)).reason is Reason.SCHEDULER_UNAVAILABLE
     await until(lambda: worker.cancelled.is_set() and worker.heartbeat_ended_with is not None)
     await until_leading(standby)
     # Nothing is carried over: the new leader knows no worker, and no request.
     assert (await standby.state()).running_requests == 0 and not (await standby.state()).workers
     worker.gate.set()
     successor = await add_worker(standby, "w", Role.DECODE, incarnation=2)
-    assert sorted(revealed(await collect(standby.stub.Schedule(make_request())))) == list(range(20))
+    answer = collect(standby.stub.Schedule(make_request()))
+    assert sorted(revealed(await asyncio.wait_for(answer, PATIENCE_S))) == list(range(20))
     assert successor.works
+
+
+async def test_a_leader_cut_off_from_redis_yields_to_its_successor_as_soon_as_a_worker_tells(
+    start_scheduler: StartScheduler, add_worker: AddWorker, wire: Wire, lease: dict[str, Any]
+) -> None:
+    cut_off = await start_scheduler(**{**lease, "leader_lease": f"redis://{wire.address}/0", "leader_lease_s": 1.0})
+    await until_leading(cut_off)
+    worker = await add_worker(cut_off, "w", Role.DECODE)
+    other = await start_scheduler(**{**lease, "leader_lease_s": 1.0})
+    wire.cut()
+    await until_leading(other)
+    # It cannot know, and its worker has not left: it serves.
+    assert sorted(revealed(await collect(cut_off.stub.Schedule(make_request())))) == list(range(20))
+    # The worker's next life does what SchedulerLink does: it goes to the new leader and asks the old one what it is.
+    moved = ScriptedWorker("w", Role.DECODE, incarnation=2)
+    term = (await other.stub.RegisterWorker(registration(moved))).term
+    asked = registration(moved, least_term=term, life_term=term)
+    assert (await refusal(cut_off.stub.RegisterWorker(asked))).reason is Reason.NOT_LEADER
+    await until(lambda: worker.heartbeat_ended_with is not None)
+    assert await health_of(cut_off, SERVICE) == NOT_SERVING
+    # Of two that say that they lead, the one of the higher term says which it is.
+    refused = await refusal(other.stub.RegisterWorker(registration(moved, least_term=term - 1, life_term=term - 1)))
+    assert (refused.reason, refused.metadata["term"]) == (Reason.STALE_INCARNATION, str(term))
+    assert await health_of(other, SERVICE) == SERVING
+    wire.mend()
 
 
 @pytest.mark.parametrize("trouble", ["pause", "kill"])

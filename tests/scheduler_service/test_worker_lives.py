@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import grpc
 import pytest
 
@@ -27,6 +30,26 @@ async def test_silent_worker_is_lost(start_scheduler: StartScheduler, add_worker
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await scheduler.stub.RegisterWorker(worker_spec_to_proto(worker.spec()))
     assert wire_error(caught.value).reason is Reason.STALE_INCARNATION
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_scheduler_that_stood_still_takes_nobody_for_silent(
+    start_scheduler: StartScheduler, add_worker: AddWorker, busy: bool
+) -> None:
+    scheduler = await start_scheduler(ServingMode.COLOCATED, heartbeat_timeout_s=0.5)
+    worker = await add_worker(scheduler, "w", Role.DECODE)
+    worker.gate.clear()
+    call = asyncio.create_task(collect(scheduler.stub.Schedule(make_request())))
+    if busy:
+        await worker.started.wait()
+    time.sleep(1.5)  # noqa: ASYNC251  # all that is in this process: as SIGSTOP, or a machine with too much to do
+    worker.gate.set()
+    # Were its worker lost, the request would wait for another, for ever.
+    assert sorted(revealed(await asyncio.wait_for(call, 10.0))) == list(range(20))
+    assert worker.heartbeat_ended_with is None
+    # Whom it can hear it still notices when silent.
+    worker.speaking = False
+    await scheduler.until_no_worker()
 
 
 async def test_registered_worker_that_never_speaks_is_lost(

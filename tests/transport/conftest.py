@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from common.core.work import KvHandle
-from common.transport.base import FetchStats, KvSink, KvTransport
+from common.transport.base import Fetched, KvSink, KvTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
 from common.transport.ucx import UcxTransport
@@ -27,7 +27,7 @@ class Pair:
     def handle(self, number: int = 0) -> KvHandle:
         return handle_for(self.address, number, transport=self.reader.name)
 
-    async def fetch(self, sink: KvSink, number: int = 0, timeout_s: float = 20.0, *, early: bool = False) -> FetchStats:
+    async def fetch(self, sink: KvSink, number: int = 0, timeout_s: float = 20.0, *, early: bool = False) -> Fetched:
         return await self.reader.fetch(handle=self.handle(number), sink=sink, timeout_s=timeout_s, early=early)
 
 

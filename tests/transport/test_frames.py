@@ -18,6 +18,7 @@ from common.transport.byte_run import ByteRun
 from common.transport.frames import (
     HEADER_BYTES,
     MAX_DATA_BYTES,
+    WIRE_VERSION,
     DataFrame,
     FrameDecoder,
     FrameKind,
@@ -62,7 +63,7 @@ def feed(decoder: FrameDecoder, data: bytes, pieces: random.Random | None = None
 
 
 def header(
-    kind: int, *, length: int, layer: int = 0, offset: int = 0, version: int = 2, magic: bytes = b"SGKV"
+    kind: int, *, length: int, layer: int = 0, offset: int = 0, version: int = WIRE_VERSION, magic: bytes = b"SGKV"
 ) -> bytes:
     head = struct.pack("<4sBBHIQQI", magic, version, kind, 0, layer, offset, length, 0)
     return head + struct.pack("<I", zlib.crc32(head))
@@ -179,7 +180,7 @@ def test_a_kind_that_this_side_never_gets_is_refused() -> None:
 
 def test_another_wire_version_is_a_layout_mismatch() -> None:
     with pytest.raises(WireError) as caught:
-        feed(FrameDecoder(EVERY_KIND), header(FrameKind.ACK, length=0, version=3))
+        feed(FrameDecoder(EVERY_KIND), header(FrameKind.ACK, length=0, version=WIRE_VERSION - 1))
     assert caught.value.reason is Reason.LAYOUT_MISMATCH
 
 
@@ -255,6 +256,6 @@ def test_a_senseless_time_since_the_prefill_is_refused(computed_ago_s: float) ->
 
 def test_header_size_is_what_the_format_says() -> None:
     assert HEADER_BYTES == 36
-    head = struct.pack("<4sBBHIQQI", b"SGKV", 2, 3, 0, 3, 5, 7, 9)
+    head = struct.pack("<4sBBHIQQI", b"SGKV", WIRE_VERSION, 3, 0, 3, 5, 7, 9)
     frame = DataFrame(layer=3, offset_bytes=5, length_bytes=7)
     assert encode_data_header(frame, 9) == head + struct.pack("<I", zlib.crc32(head))

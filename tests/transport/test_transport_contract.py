@@ -32,12 +32,12 @@ async def test_bytes_arrive_in_wire_order(pair: Pair, layers, layer_bytes, owner
     data = random_layers(layers, layer_bytes)
     lease = pair.provider.lend(data, **owner_cut)
     sink = MemorySink(layers, layer_bytes, **sink_cut)
-    stats = await pair.fetch(sink)
+    transfer = (await pair.fetch(sink)).transfer
     assert sink.content == data
     assert sink.asked == list(range(layers))
     assert sink.completed == list(enumerate(data))
-    assert stats.transfer_bytes == layers * layer_bytes
-    assert stats.transfer_s >= 0.0
+    assert transfer.transfer_bytes == layers * layer_bytes
+    assert transfer.transfer_s >= 0.0
     assert await lease.until_closed() == [True]
 
 
@@ -93,8 +93,8 @@ async def test_an_early_reader_that_gives_up_waiting_is_gone_at_the_owner_too(pa
 async def test_what_the_prefill_hides_of_a_transfer_is_not_exposed(pair: Pair, age_s: float, all_of_it: bool) -> None:
     lease = pair.provider.lend(random_layers(1, 8))
     lease.age_s = age_s
-    stats = await pair.fetch(MemorySink(1, 8))
-    assert stats.exposed_s == (stats.transfer_s if all_of_it else 0.0)
+    transfer = (await pair.fetch(MemorySink(1, 8))).transfer
+    assert transfer.exposed_s == (transfer.transfer_s if all_of_it else 0.0)
 
 
 async def test_request_names_attempt_owner_layout_and_pages(pair: Pair) -> None:
@@ -153,6 +153,21 @@ async def test_a_bug_in_the_owner_is_internal_and_tells_nothing(pair: Pair) -> N
         await pair.fetch(MemorySink(2, 8))
     assert caught.value.reason is Reason.INTERNAL and "secret" not in caught.value.message
     assert await lease.until_closed() == [False]
+
+
+@pytest.mark.parametrize("place", ["until_begun", "open_read"])
+async def test_a_bug_in_the_provider_is_internal_and_others_are_served(pair: Pair, place: str) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pair.provider, place, fail)
+        with pytest.raises(WireError) as caught:
+            await pair.fetch(MemorySink(1, 8), early=True)
+    assert caught.value.reason is Reason.INTERNAL and "secret" not in caught.value.message
+    lease = pair.provider.lend(random_layers(1, 8))
+    await pair.fetch(MemorySink(1, 8), early=True)
+    assert await lease.until_closed() == [True]
 
 
 @pytest.mark.parametrize(("layers", "layer_bytes"), [(1, 16), (3, 16), (2, 8), (2, 17), (0, 0), (2, 0)])

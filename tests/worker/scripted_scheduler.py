@@ -18,7 +18,8 @@ from tests.worker.waiting import PATIENCE_S
 class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Accepts every life but those in `ended` and below `least_incarnation`; notes what it hears, sends `order`s.
 
-    With a `term` other than 0 it also refuses lives that have served another.
+    With a `term` other than 0 it also refuses lives that have served another. It never believes that a higher one is
+    about, but notes what it is told (`met`).
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.ended: set[WorkerLife] = set()
         self.least_incarnation = 0
         self.term = 0
+        self.met = 0
         self.changed = asyncio.Condition()
         self._orders: dict[str, asyncio.Queue[scheduler_pb2.HeartbeatResponse | WireError]] = {}
 
@@ -48,8 +50,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RegisterWorkerRequest, context: object
     ) -> scheduler_pb2.RegisterWorkerResponse:
         spec = worker_spec_from_proto(request)
-        if spec.life in self.ended or (self.term and request.life_term not in (0, self.term)):
+        await self._note(lambda: setattr(self, "met", max(self.met, request.least_term)))
+        if spec.life in self.ended:
             raise WireError(Reason.STALE_INCARNATION, "this life is over")
+        if self.term and request.life_term not in (0, self.term):
+            raise WireError(Reason.STALE_INCARNATION, "of another term", metadata={"term": str(self.term)})
         if spec.life.incarnation < self.least_incarnation:
             told = {"least_incarnation": str(self.least_incarnation)}
             raise WireError(Reason.STALE_INCARNATION, "this life is over", metadata=told)

@@ -75,10 +75,10 @@ async def test_a_reader_may_come_before_the_prefill_has_ended(owner: Owner, tran
             await sink.until_completed(layer + 1)
         assert owner.log == [f"started {ATTEMPT}"], "the worker core knows of it before it retains the K/V"
         prefill.end()
-        stats = await fetch
+        fetched = await fetch
     await owner.idle.wait()
     assert_moved(owner.pool, reader, before)
-    assert stats.trailer == FIRST
+    assert fetched.trailer == FIRST
     assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")]
 
 
@@ -112,10 +112,10 @@ async def test_an_early_reader_may_come_before_the_prefill_has_begun(owner: Owne
         for layer in range(LAYOUT.n_layers):
             prefill.compute(layer)
         prefill.end()
-        stats = await fetch
+        fetched = await fetch
     await owner.idle.wait()
     assert torch.equal(reader.tensor[:, :, list(READER_PAGES)], before[:, :, list(OWNER_PAGES)])
-    assert stats.trailer == FIRST
+    assert fetched.trailer == FIRST
     assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")]
 
 

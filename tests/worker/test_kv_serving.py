@@ -56,12 +56,12 @@ async def test_pages_move_between_pools(
         reader.tensor.copy_(before)
         owner.idle.clear()
         with PoolSink(KvStaging(reader), reader_pages) as sink:
-            stats = await transport.fetch(handle=handle(address, transport), sink=sink, timeout_s=20.0)
+            fetched = await transport.fetch(handle=handle(address, transport), sink=sink, timeout_s=20.0)
         await owner.idle.wait()
         others = [page for page in range(PAGES) if page not in reader_pages]
         assert torch.equal(reader.tensor[:, :, list(reader_pages)], owner.pool.tensor[:, :, list(owner_pages)])
         assert torch.equal(reader.tensor[:, :, others], before[:, :, others])
-        assert (stats.transfer_bytes, stats.trailer) == (LAYOUT.block_bytes(len(OWNER_PAGES)), FIRST)
+        assert (fetched.transfer.transfer_bytes, fetched.trailer) == (LAYOUT.block_bytes(len(OWNER_PAGES)), FIRST)
     assert owner.log == [f"{what} {ATTEMPT}" for what in ("started", "ended", "delivered")] * 2
 
 

@@ -112,3 +112,28 @@ async def test_a_scheduler_of_a_lower_term_is_not_served() -> None:
         await first.lead(False)
         await second.lead(True)
         await second.scheduler.until(lambda: second.scheduler.heartbeats[-1].life.incarnation > offered.incarnation)
+
+
+async def test_a_former_leader_that_cannot_know_hears_of_its_successor_from_the_worker() -> None:
+    async with worker_of_two(Role.DECODE) as (worker, first, second):
+        served = worker.app.life
+        await second.lead(True)
+        await second.scheduler.until(lambda: bool(second.scheduler.heartbeats))
+        # Its health goes on saying that it leads: it has lost Redis, say, and not its network.
+        await first.scheduler.until(lambda: first.scheduler.met == 8)
+        assert first.scheduler.registered == [served], "to tell is not to offer itself"
+        assert second.scheduler.registered == [worker.app.life]
+
+
+async def test_a_worker_learns_from_one_leader_that_the_other_is_of_a_higher_term() -> None:
+    async with worker_of_two(Role.DECODE) as (worker, first, second):
+        await second.lead(True)
+        await second.scheduler.until(lambda: bool(second.scheduler.heartbeats))
+        left = worker.app.life
+        # The first one has led anew since, and from here that could not be seen.
+        first.scheduler.term = 9
+        await second.scheduler.until(lambda: second.scheduler.met == 9)
+        await second.lead(False)
+        await first.scheduler.until(lambda: first.scheduler.heartbeats[-1].life.incarnation > left.incarnation)
+        late = worker.request_decode(WORK, LocalPrefill(), incarnation=left.incarnation)
+        assert await reason_of(late) is Reason.STALE_INCARNATION

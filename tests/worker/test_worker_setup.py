@@ -57,12 +57,20 @@ def test_on_a_gpu_the_pool_takes_a_share_of_what_the_weights_leave() -> None:
 )
 def test_the_advertised_host_is_one_that_peers_can_reach(given: str, listen: str, expected: str) -> None:
     # The scheduler is on loopback, so loopback is the interface that routes to it.
-    host = advertised_host(advertise_host=given, listen_host=listen, scheduler_address="127.0.0.1:50052")
+    host = advertised_host(advertise_host=given, listen_host=listen, scheduler_addresses=["127.0.0.1:50052"])
     assert host == expected
 
 
-def test_a_scheduler_that_cannot_be_resolved_is_named() -> None:
-    # A label of more than 63 characters is refused before any name server is asked.
-    name = "a" * 64
-    with pytest.raises(ConfigError, match=f"--scheduler-address: no route to {name}:50052"):
-        advertised_host(advertise_host="", listen_host="0.0.0.0", scheduler_address=f"{name}:50052")
+# A label of more than 63 characters is refused before any name server is asked.
+NOWHERE = "a" * 64
+
+
+def test_schedulers_that_cannot_be_resolved_are_named() -> None:
+    two = [f"{NOWHERE}:50052", f"{NOWHERE}:50053"]
+    with pytest.raises(ConfigError, match=f"--scheduler-address: no route to {two[0]} .*, no route to {two[1]} "):
+        advertised_host(advertise_host="", listen_host="0.0.0.0", scheduler_addresses=two)
+
+
+def test_a_worker_starts_while_one_of_its_schedulers_has_no_name() -> None:
+    known = [f"{NOWHERE}:50052", "127.0.0.1:50052"]
+    assert advertised_host(advertise_host="", listen_host="0.0.0.0", scheduler_addresses=known) == "127.0.0.1"

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from sangam.v1 import types_pb2 as sangam_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sangam/v1/inference.proto\x12\tsangam.v1\x1a\x15sangam/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"0\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.sangam.v1.ChatMessage\"\xc2\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.sangam.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x0c \x01(\x0b\x32\x0f.sangam.v1.ChatH\x00\x12\x12\n\nmax_tokens\x18\x04 \x01(\x03\x12\x1b\n\x13\x62lock_length_tokens\x18\x05 \x01(\x03\x12(\n\ncache_mode\x18\x06 \x01(\x0e\x32\x14.sangam.v1.CacheMode\x12+\n\x08sampling\x18\x07 \x01(\x0b\x32\x19.sangam.v1.SamplingParams\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x18\n\x10include_revealed\x18\x0b \x01(\x08\x12.\n\rprompt_format\x18\r \x01(\x0e\x32\x17.sangam.v1.PromptFormat\x12\x15\n\rfrom_position\x18\x0e \x01(\r\x12\x17\n\x0f\x64\x65tach_grace_ms\x18\x0f \x01(\rB\x08\n\x06prompt\"\xe8\x01\n\x10GenerateResponse\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x13.sangam.v1.AcceptedH\x00\x12)\n\tcommitted\x18\x02 \x01(\x0b\x32\x14.sangam.v1.CommittedH\x00\x12\'\n\x08revealed\x18\x03 \x01(\x0b\x32\x13.sangam.v1.RevealedH\x00\x12\'\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x13.sangam.v1.FinishedH\x00\x12%\n\x07waiting\x18\x05 \x01(\x0b\x32\x12.sangam.v1.WaitingH\x00\x42\x07\n\x05\x65vent\"s\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcanvas_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x17\n\x0f\x64\x65tach_grace_ms\x18\x05 \x01(\r\"0\n\x07Waiting\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.sangam.v1.WaitReason\"C\n\tCommitted\x12\x15\n\rfrom_position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"E\n\x08Revealed\x12\x11\n\tpositions\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x03 \x03(\x02\"\x86\x01\n\x08\x46inished\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.sangam.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.sangam.v1.Usage\x12)\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x19.sangam.v1.BlockPlacement\"\xd9\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x18\n\x10prefill_forwards\x18\x03 \x01(\r\x12\x17\n\x0f\x64\x65\x63ode_forwards\x18\x04 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\x12(\n\ncache_mode\x18\x06 \x01(\x0e\x32\x14.sangam.v1.CacheMode\x12\x1e\n\x16time_to_first_commit_s\x18\x07 \x01(\x01\x12\x0f\n\x07total_s\x18\x08 \x01(\x01\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"%\n\x0e\x43\x61ncelResponse\x12\x13\n\x0bwas_running\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xd7\x01\n\x10GetModelResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x19\n\x11vocab_size_tokens\x18\x03 \x01(\r\x12\x19\n\x11max_canvas_tokens\x18\x04 \x01(\r\x12\x15\n\rmask_token_id\x18\x05 \x01(\r\x12\x14\n\x0c\x65os_token_id\x18\x06 \x01(\r\x12#\n\x1b\x64\x65\x66\x61ult_block_length_tokens\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\"T\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.sangam.v1.TokenIdsH\x00\x42\x07\n\x05input\"3\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t*^\n\x0cPromptFormat\x12\x1d\n\x19PROMPT_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n\x13PROMPT_FORMAT_PLAIN\x10\x01\x12\x16\n\x12PROMPT_FORMAT_CHAT\x10\x02\x32\xa2\x02\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1a.sangam.v1.GenerateRequest\x1a\x1b.sangam.v1.GenerateResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.sangam.v1.CancelRequest\x1a\x19.sangam.v1.CancelResponse\x12\x43\n\x08GetModel\x12\x1a.sangam.v1.GetModelRequest\x1a\x1b.sangam.v1.GetModelResponse\x12\x43\n\x08Tokenize\x12\x1a.sangam.v1.TokenizeRequest\x1a\x1b.sangam.v1.TokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sangam/v1/inference.proto\x12\tsangam.v1\x1a\x15sangam/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"0\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.sangam.v1.ChatMessage\"\xdf\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.sangam.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x0c \x01(\x0b\x32\x0f.sangam.v1.ChatH\x00\x12\x12\n\nmax_tokens\x18\x04 \x01(\x03\x12\x1b\n\x13\x62lock_length_tokens\x18\x05 \x01(\x03\x12(\n\ncache_mode\x18\x06 \x01(\x0e\x32\x14.sangam.v1.CacheMode\x12+\n\x08sampling\x18\x07 \x01(\x0b\x32\x19.sangam.v1.SamplingParams\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x18\n\x10include_revealed\x18\x0b \x01(\x08\x12.\n\rprompt_format\x18\r \x01(\x0e\x32\x17.sangam.v1.PromptFormat\x12\x15\n\rfrom_position\x18\x0e \x01(\r\x12\x17\n\x0f\x64\x65tach_grace_ms\x18\x0f \x01(\r\x12\x1b\n\x13\x63ommitted_token_ids\x18\x10 \x03(\rB\x08\n\x06prompt\"\xe8\x01\n\x10GenerateResponse\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x13.sangam.v1.AcceptedH\x00\x12)\n\tcommitted\x18\x02 \x01(\x0b\x32\x14.sangam.v1.CommittedH\x00\x12\'\n\x08revealed\x18\x03 \x01(\x0b\x32\x13.sangam.v1.RevealedH\x00\x12\'\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x13.sangam.v1.FinishedH\x00\x12%\n\x07waiting\x18\x05 \x01(\x0b\x32\x12.sangam.v1.WaitingH\x00\x42\x07\n\x05\x65vent\"s\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcanvas_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x17\n\x0f\x64\x65tach_grace_ms\x18\x05 \x01(\r\"0\n\x07Waiting\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.sangam.v1.WaitReason\"C\n\tCommitted\x12\x15\n\rfrom_position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"E\n\x08Revealed\x12\x11\n\tpositions\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x03 \x03(\x02\"\x86\x01\n\x08\x46inished\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.sangam.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.sangam.v1.Usage\x12)\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x19.sangam.v1.BlockPlacement\"\xf1\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x18\n\x10prefill_forwards\x18\x03 \x01(\r\x12\x17\n\x0f\x64\x65\x63ode_forwards\x18\x04 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\x12(\n\ncache_mode\x18\x06 \x01(\x0e\x32\x14.sangam.v1.CacheMode\x12\x1e\n\x16time_to_first_commit_s\x18\x07 \x01(\x01\x12\x0f\n\x07total_s\x18\x08 \x01(\x01\x12\x16\n\x0e\x63\x61rried_tokens\x18\t \x01(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"%\n\x0e\x43\x61ncelResponse\x12\x13\n\x0bwas_running\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xd7\x01\n\x10GetModelResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x19\n\x11vocab_size_tokens\x18\x03 \x01(\r\x12\x19\n\x11max_canvas_tokens\x18\x04 \x01(\r\x12\x15\n\rmask_token_id\x18\x05 \x01(\r\x12\x14\n\x0c\x65os_token_id\x18\x06 \x01(\r\x12#\n\x1b\x64\x65\x66\x61ult_block_length_tokens\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\"T\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.sangam.v1.TokenIdsH\x00\x42\x07\n\x05input\"3\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t*^\n\x0cPromptFormat\x12\x1d\n\x19PROMPT_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n\x13PROMPT_FORMAT_PLAIN\x10\x01\x12\x16\n\x12PROMPT_FORMAT_CHAT\x10\x02\x32\xa2\x02\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1a.sangam.v1.GenerateRequest\x1a\x1b.sangam.v1.GenerateResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.sangam.v1.CancelRequest\x1a\x19.sangam.v1.CancelResponse\x12\x43\n\x08GetModel\x12\x1a.sangam.v1.GetModelRequest\x1a\x1b.sangam.v1.GetModelResponse\x12\x43\n\x08Tokenize\x12\x1a.sangam.v1.TokenizeRequest\x1a\x1b.sangam.v1.TokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sangam.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROMPTFORMAT']._serialized_start=1988
-  _globals['_PROMPTFORMAT']._serialized_end=2082
+  _globals['_PROMPTFORMAT']._serialized_start=2041
+  _globals['_PROMPTFORMAT']._serialized_end=2135
   _globals['_TOKENIDS']._serialized_start=63
   _globals['_TOKENIDS']._serialized_end=86
   _globals['_CHATMESSAGE']._serialized_start=88
@@ -41,33 +41,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHAT']._serialized_start=134
   _globals['_CHAT']._serialized_end=182
   _globals['_GENERATEREQUEST']._serialized_start=185
-  _globals['_GENERATEREQUEST']._serialized_end=635
-  _globals['_GENERATERESPONSE']._serialized_start=638
-  _globals['_GENERATERESPONSE']._serialized_end=870
-  _globals['_ACCEPTED']._serialized_start=872
-  _globals['_ACCEPTED']._serialized_end=987
-  _globals['_WAITING']._serialized_start=989
-  _globals['_WAITING']._serialized_end=1037
-  _globals['_COMMITTED']._serialized_start=1039
-  _globals['_COMMITTED']._serialized_end=1106
-  _globals['_REVEALED']._serialized_start=1108
-  _globals['_REVEALED']._serialized_end=1177
-  _globals['_FINISHED']._serialized_start=1180
-  _globals['_FINISHED']._serialized_end=1314
-  _globals['_USAGE']._serialized_start=1317
-  _globals['_USAGE']._serialized_end=1534
-  _globals['_CANCELREQUEST']._serialized_start=1536
-  _globals['_CANCELREQUEST']._serialized_end=1571
-  _globals['_CANCELRESPONSE']._serialized_start=1573
-  _globals['_CANCELRESPONSE']._serialized_end=1610
-  _globals['_GETMODELREQUEST']._serialized_start=1612
-  _globals['_GETMODELREQUEST']._serialized_end=1629
-  _globals['_GETMODELRESPONSE']._serialized_start=1632
-  _globals['_GETMODELRESPONSE']._serialized_end=1847
-  _globals['_TOKENIZEREQUEST']._serialized_start=1849
-  _globals['_TOKENIZEREQUEST']._serialized_end=1933
-  _globals['_TOKENIZERESPONSE']._serialized_start=1935
-  _globals['_TOKENIZERESPONSE']._serialized_end=1986
-  _globals['_INFERENCESERVICE']._serialized_start=2085
-  _globals['_INFERENCESERVICE']._serialized_end=2375
+  _globals['_GENERATEREQUEST']._serialized_end=664
+  _globals['_GENERATERESPONSE']._serialized_start=667
+  _globals['_GENERATERESPONSE']._serialized_end=899
+  _globals['_ACCEPTED']._serialized_start=901
+  _globals['_ACCEPTED']._serialized_end=1016
+  _globals['_WAITING']._serialized_start=1018
+  _globals['_WAITING']._serialized_end=1066
+  _globals['_COMMITTED']._serialized_start=1068
+  _globals['_COMMITTED']._serialized_end=1135
+  _globals['_REVEALED']._serialized_start=1137
+  _globals['_REVEALED']._serialized_end=1206
+  _globals['_FINISHED']._serialized_start=1209
+  _globals['_FINISHED']._serialized_end=1343
+  _globals['_USAGE']._serialized_start=1346
+  _globals['_USAGE']._serialized_end=1587
+  _globals['_CANCELREQUEST']._serialized_start=1589
+  _globals['_CANCELREQUEST']._serialized_end=1624
+  _globals['_CANCELRESPONSE']._serialized_start=1626
+  _globals['_CANCELRESPONSE']._serialized_end=1663
+  _globals['_GETMODELREQUEST']._serialized_start=1665
+  _globals['_GETMODELREQUEST']._serialized_end=1682
+  _globals['_GETMODELRESPONSE']._serialized_start=1685
+  _globals['_GETMODELRESPONSE']._serialized_end=1900
+  _globals['_TOKENIZEREQUEST']._serialized_start=1902
+  _globals['_TOKENIZEREQUEST']._serialized_end=1986
+  _globals['_TOKENIZERESPONSE']._serialized_start=1988
+  _globals['_TOKENIZERESPONSE']._serialized_end=2039
+  _globals['_INFERENCESERVICE']._serialized_start=2138
+  _globals['_INFERENCESERVICE']._serialized_end=2428
 # @@protoc_insertion_point(module_scope)

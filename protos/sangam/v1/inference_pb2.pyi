@@ -38,7 +38,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "chat", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "tenant", "priority", "include_revealed", "prompt_format", "from_position", "detach_grace_ms")
+    __slots__ = ("request_id", "text", "token_ids", "chat", "max_tokens", "block_length_tokens", "cache_mode", "sampling", "ignore_eos", "tenant", "priority", "include_revealed", "prompt_format", "from_position", "detach_grace_ms", "committed_token_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class GenerateRequest(_message.Message):
     PROMPT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
     DETACH_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -69,7 +70,8 @@ class GenerateRequest(_message.Message):
     prompt_format: PromptFormat
     from_position: int
     detach_grace_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., include_revealed: _Optional[bool] = ..., prompt_format: _Optional[_Union[PromptFormat, str]] = ..., from_position: _Optional[int] = ..., detach_grace_ms: _Optional[int] = ...) -> None: ...
+    committed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., block_length_tokens: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., include_revealed: _Optional[bool] = ..., prompt_format: _Optional[_Union[PromptFormat, str]] = ..., from_position: _Optional[int] = ..., detach_grace_ms: _Optional[int] = ..., committed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("accepted", "committed", "revealed", "finished", "waiting")
@@ -136,7 +138,7 @@ class Finished(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[_types_pb2.BlockPlacement, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "prefill_forwards", "decode_forwards", "attempts", "cache_mode", "time_to_first_commit_s", "total_s")
+    __slots__ = ("prompt_tokens", "completion_tokens", "prefill_forwards", "decode_forwards", "attempts", "cache_mode", "time_to_first_commit_s", "total_s", "carried_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +147,7 @@ class Usage(_message.Message):
     CACHE_MODE_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_COMMIT_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     prefill_forwards: int
@@ -153,7 +156,8 @@ class Usage(_message.Message):
     cache_mode: _types_pb2.CacheMode
     time_to_first_commit_s: float
     total_s: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_forwards: _Optional[int] = ..., decode_forwards: _Optional[int] = ..., attempts: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., time_to_first_commit_s: _Optional[float] = ..., total_s: _Optional[float] = ...) -> None: ...
+    carried_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_forwards: _Optional[int] = ..., decode_forwards: _Optional[int] = ..., attempts: _Optional[int] = ..., cache_mode: _Optional[_Union[_types_pb2.CacheMode, str]] = ..., time_to_first_commit_s: _Optional[float] = ..., total_s: _Optional[float] = ..., carried_tokens: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)
