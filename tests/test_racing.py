@@ -1,4 +1,4 @@
-"""`race` leaves nothing running, whoever wins and whoever gives up."""
+"""`race` and `CutShort` leave nothing running, whoever wins and whoever gives up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from common.racing import race
+from common.racing import CutShort, race
 
 
 class Runner:
@@ -66,3 +66,49 @@ async def test_cancelling_outlives_slow_cleanups(cancels: int) -> None:
     with pytest.raises(asyncio.CancelledError):
         await racing
     assert not slow.running
+
+
+async def test_a_signal_ends_the_block_with_its_exception() -> None:
+    slow, signal = Runner(), asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(signal.set_result, ValueError("told"))
+    with pytest.raises(ValueError, match="told"):
+        async with CutShort(asyncio.get_running_loop().create_future(), signal):
+            await slow.run(cleanup_turns=5)
+    assert not slow.running
+    await asyncio.sleep(0)  # and no cancellation is left over
+
+
+async def test_a_block_that_ends_by_itself_hears_no_signal() -> None:
+    signal: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    async with CutShort(signal):
+        assert await value("a", turns=2) == "a"
+    signal.set_result(ValueError("late"))
+    await asyncio.sleep(0)
+    with pytest.raises(KeyError):
+        async with CutShort(asyncio.get_running_loop().create_future()):
+            raise KeyError("its own")
+
+
+async def test_a_cancellation_beats_the_signal_that_comes_with_it() -> None:
+    signal: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+    async def block() -> None:
+        async with CutShort(signal):
+            await asyncio.Event().wait()
+
+    blocked = asyncio.create_task(block())
+    await asyncio.sleep(0)
+    signal.set_result(ValueError("told"))
+    blocked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await blocked
+
+
+async def test_an_inner_and_an_outer_signal_at_once_are_the_outers() -> None:
+    loop = asyncio.get_running_loop()
+    outer, inner = loop.create_future(), loop.create_future()
+    loop.call_soon(inner.set_result, ValueError("inner"))
+    loop.call_soon(outer.set_result, ValueError("outer"))
+    with pytest.raises(ValueError, match="outer"):
+        async with CutShort(outer), CutShort(inner):
+            await asyncio.Event().wait()

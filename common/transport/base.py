@@ -10,12 +10,13 @@ Called by either, at the end:
 Called by the *transport* on the owner:
     `KvProvider.until_begun`            an early reader asks: wait until there is something to read
     `KvProvider.open_read`              a reader asks; refuse it, or lend the pages
+    `KvReadLease.complete`              before each wait: whether there is anything to wait for
     `KvReadLease.wait_layer`            once per layer, before its first byte is read
     `KvReadLease.views`                 once per layer, after `wait_layer`
     `KvReadLease.check`                 before every send
     `KvReadLease.trailer`               once, after the last layer
     `KvReadLease.computed_ago_s`        once, after `trailer`
-    `KvReadLease.revoked`               awaited beside the sends: the owner takes the pages back
+    `KvReadLease.revoked`               watched beside the sends: the owner takes the pages back
     `KvReadLease.close`                 exactly once, whatever happened; nothing reads the views after it
 Called by the *transport* on the reader:
     `KvSink.views`                      once per layer, in order; nothing writes to them after `fetch` ends
@@ -34,6 +35,7 @@ acknowledges, and the owner closes the lease with `delivered=True`. A lost ackno
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -101,6 +103,11 @@ class KvReadLease(Protocol):
         """Raise `WireError` if the pages may no longer be sent: KV_LEASE_EXPIRED, KV_NOT_FOUND, STALE_*."""
         ...
 
+    @property
+    def complete(self) -> bool:
+        """Whether every layer is computed and the trailer known, so that sending need not wait for anything more."""
+        ...
+
     async def wait_layer(self, layer: int) -> None:
         """Return once that layer's K/V is computed; may raise `WireError`."""
         ...
@@ -117,8 +124,9 @@ class KvReadLease(Protocol):
         """Seconds since the last layer was computed, as it is."""
         ...
 
-    async def revoked(self) -> WireError:
-        """Return why, as soon as the owner takes the pages back; pending until then."""
+    @property
+    def revoked(self) -> asyncio.Future[WireError]:
+        """Done, with why, as soon as the owner takes the pages back; nobody else may cancel it."""
         ...
 
     def close(self, *, delivered: bool) -> None:

@@ -15,6 +15,12 @@ from common.transport.messages import ControlMessage
 _WAKE_UP_BYTES = 512 << 10
 """Bytes worth waking up for, in the middle of a payload."""
 
+GATHER_BYTES = 256 << 10
+"""What may wait for more to be sent with it in one system call."""
+
+AHEAD_BYTES = 64 << 10
+"""What is received beyond the present frame: the next headers and small frames come with the end of a payload."""
+
 
 @contextlib.contextmanager
 def peer_faults() -> Iterator[None]:
@@ -37,9 +43,16 @@ class ByteStream:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
+        # The loop is told numbers: for a socket it does not know yet, its selector formats the socket's names first.
+        self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
         self.half_sent = False
-        self._received_since_turn_bytes = 0
+        self._turn_bytes = 0
+        self._low_water_bytes = 1
+        self._unsent: list[memoryview] = []
+        self._unsent_bytes = 0
+        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._ahead_start = self._ahead_end = 0
 
     def close(self) -> None:
         """Close the socket; what is already in the kernel still leaves."""
@@ -48,6 +61,8 @@ class ByteStream:
     @property
     def silent(self) -> bool:
         """Whether the peer neither closed its side nor sent anything that was not received yet."""
+        if self._ahead_start < self._ahead_end:
+            return False
         try:
             with peer_faults():
                 self._sock.recv(1, socket.MSG_PEEK)
@@ -60,31 +75,98 @@ class ByteStream:
     async def receive(self, decoder: FrameDecoder) -> ControlMessage | DataFrame:
         """Next whole frame. Raises `WireError`: PEER_LOST at the end of the stream, or what the decoder finds."""
         while True:
-            count = await self._receive_into(decoder.buffers())
+            buffers = decoder.buffers()
+            count = self._take_ahead(buffers) or await self._receive_into(buffers)
             frame = decoder.advance(count)
             await self._maybe_yield(count)
             if frame is not None:
                 return frame
 
     async def send(
-        self, buffers: Sequence[memoryview], *, stall_timeout_s: float | None, check: Callable[[], None] = lambda: None
+        self,
+        buffers: Sequence[memoryview],
+        *,
+        stall_timeout_s: float | None,
+        check: Callable[[], None] = lambda: None,
+        more: bool = False,
     ) -> None:
-        """Hand all of `buffers` to the kernel, calling `check` before every call that takes bytes.
+        """Hand all of `buffers` to the kernel, calling `check` at once and before every call that takes bytes.
 
+        With `more` they may wait until something is sent without, up to `GATHER_BYTES`, and are read only then.
         Raises what `check` raises, and PEER_LOST when the peer is gone or takes nothing for `stall_timeout_s`.
         """
-        run, sent = ByteRun(buffers), 0
+        self._unsent.extend(buffers)
+        self._unsent_bytes += sum(map(len, buffers))
+        check()
+        if more and self._unsent_bytes < GATHER_BYTES:
+            return
+        run, sent = ByteRun(self._unsent), 0
+        self.drop_unsent()
         while sent < run.size_bytes:
             check()
             try:
                 with peer_faults():
-                    sent += self._sock.sendmsg(run.slice(sent, run.size_bytes - sent, MAX_VIEWS_PER_CALL))
-                self.half_sent = sent < run.size_bytes
+                    count = self._sock.sendmsg(run.slice(sent, run.size_bytes - sent, MAX_VIEWS_PER_CALL))
             except BlockingIOError:
                 await self._wait_writable(stall_timeout_s)
+                continue
+            sent += count
+            self.half_sent = sent < run.size_bytes
+            await self._maybe_yield(count)
 
-    async def wait_readable(self) -> None:
-        """Until the peer sent something or closed its side."""
+    def drop_unsent(self) -> None:
+        """Forget what waits for more to be sent: none of its buffers will be read."""
+        self._unsent, self._unsent_bytes = [], 0
+
+    @contextlib.contextmanager
+    def watch_input(self) -> Iterator[asyncio.Future[WireError]]:
+        """A future that is done, with PEER_LOST, once the peer has sent something or closed its side: when it should
+        do neither, it is leaving."""
+        heard: asyncio.Future[WireError] = self._loop.create_future()
+
+        def note() -> None:
+            if not heard.done():
+                heard.set_result(WireError(Reason.PEER_LOST, "the KV peer went away"))
+
+        if self._ahead_start < self._ahead_end:
+            note()
+        self._set_low_water(1)
+        self._loop.add_reader(self._fd, note)
+        try:
+            yield heard
+        finally:
+            self._loop.remove_reader(self._fd)
+
+    def _take_ahead(self, buffers: Sequence[memoryview]) -> int:
+        """Fill `buffers` with what was received ahead; returns the number of bytes."""
+        start = self._ahead_start
+        for buffer in buffers:
+            count = min(len(buffer), self._ahead_end - self._ahead_start)
+            if not count:
+                break
+            buffer[:count] = self._ahead[self._ahead_start : self._ahead_start + count]
+            self._ahead_start += count
+        return self._ahead_start - start
+
+    async def _receive_into(self, buffers: list[memoryview]) -> int:
+        """Receive something; returns how much of `buffers` that filled, what came beyond is ahead."""
+        missing_bytes = sum(map(len, buffers))
+        targets = [*buffers, self._ahead] if len(buffers) < MAX_VIEWS_PER_CALL else buffers
+        while True:
+            try:
+                with peer_faults():
+                    count = self._sock.recvmsg_into(targets)[0]
+            except BlockingIOError:
+                await self._wait_readable(missing_bytes)
+                continue
+            if count == 0:
+                raise WireError(Reason.PEER_LOST, "the KV peer closed the connection early")
+            self._ahead_start, self._ahead_end = 0, max(0, count - missing_bytes)
+            return min(count, missing_bytes)
+
+    async def _wait_readable(self, missing_bytes: int) -> None:
+        """One wake-up for a good part of what is missing, instead of one for every segment."""
+        self._set_low_water(min(missing_bytes, _WAKE_UP_BYTES) if missing_bytes > AHEAD_BYTES else 1)
         async with self._waiter(self._loop.add_reader, self._loop.remove_reader) as ready:
             await ready
 
@@ -98,32 +180,21 @@ class ByteStream:
         except TimeoutError:
             raise WireError(Reason.PEER_LOST, f"the KV peer took no bytes for {stall_timeout_s} s") from None
 
-    async def _receive_into(self, buffers: list[memoryview]) -> int:
-        while True:
-            try:
-                with peer_faults():
-                    count = self._sock.recvmsg_into(buffers)[0]
-            except BlockingIOError:
-                # One wake-up for a good part of what is missing, instead of one for every segment.
-                missing_bytes = sum(map(len, buffers))
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(missing_bytes, _WAKE_UP_BYTES))
-                await self.wait_readable()
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-                continue
-            if count == 0:
-                raise WireError(Reason.PEER_LOST, "the KV peer closed the connection early")
-            return count
+    def _set_low_water(self, low_water_bytes: int) -> None:
+        if low_water_bytes != self._low_water_bytes:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
+            self._low_water_bytes = low_water_bytes
 
     async def _maybe_yield(self, count_bytes: int) -> None:
-        """A fast peer always has more bytes ready: let others run after each data frame's worth."""
-        self._received_since_turn_bytes += count_bytes
-        if self._received_since_turn_bytes >= MAX_DATA_BYTES:
-            self._received_since_turn_bytes = 0
+        """A fast peer never makes anyone wait: let others run after each data frame's worth."""
+        self._turn_bytes += count_bytes
+        if self._turn_bytes >= MAX_DATA_BYTES:
+            self._turn_bytes = 0
             await asyncio.sleep(0)
 
     @contextlib.asynccontextmanager
     async def _waiter(
-        self, add: Callable[..., None], remove: Callable[[socket.socket], bool]
+        self, add: Callable[..., None], remove: Callable[[int], bool]
     ) -> AsyncIterator[asyncio.Future[None]]:
         ready: asyncio.Future[None] = self._loop.create_future()
 
@@ -131,8 +202,8 @@ class ByteStream:
             if not ready.done():
                 ready.set_result(None)
 
-        add(self._sock, wake)
+        add(self._fd, wake)
         try:
             yield ready
         finally:
-            remove(self._sock)
+            remove(self._fd)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from common.core.ids import WorkerLife
 from common.core.work import KvTransfer
 from common.errors import Reason, WireError
-from common.racing import race
+from common.racing import CutShort
 from common.transport.base import Fetched
 from common.transport.messages import Trailer
 
@@ -42,8 +42,8 @@ class FetchTable:
         fetch = _Fetch(life, loop.create_future(), loop.create_future())
         self._fetches.add(fetch)
         try:
-            async with asyncio.timeout(timeout_s):
-                received_bytes, trailer = await race(read, _until_lost(fetch))
+            async with asyncio.timeout(timeout_s), CutShort(fetch.lost):
+                received_bytes, trailer = await read
         except TimeoutError:
             raise WireError(Reason.PEER_LOST, f"the KV did not arrive within {timeout_s} s") from None
         finally:
@@ -68,7 +68,3 @@ class FetchTable:
         """Refuse new fetches and end the present ones."""
         self._closed = True
         await self.end(None, "the KV transport is closed")
-
-
-async def _until_lost(fetch: _Fetch) -> NoReturn:
-    raise await fetch.lost

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import NoReturn
 
 from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
-from common.racing import race
+from common.racing import CutShort
 from common.transport.base import Fetched, KvProvider, KvReadLease, KvReadRequest, KvSink
 from common.transport.byte_run import ByteRun
 from common.transport.fetches import FetchTable, Received
@@ -29,7 +28,7 @@ class _Listener:
 
     def __init__(self, provider: KvProvider) -> None:
         self.provider = provider
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
         self.reads: set[asyncio.Future[None]] = set()
 
 
@@ -95,7 +94,7 @@ class InprocTransport:
         if self._listener is not None:
             self._network.remove(self._address)
             if not self._listener.closed.done():
-                self._listener.closed.set_result(None)
+                self._listener.closed.set_result(WireError(Reason.PEER_LOST, "the KV peer went away"))
             if self._listener.reads:
                 await asyncio.wait(self._listener.reads)
         await self._fetches.close()
@@ -113,13 +112,15 @@ class InprocTransport:
 
 
 async def _read_from(listener: _Listener, request: KvReadRequest, sink: KvSink) -> Received:
-    await race(listener.provider.until_begun(request), _until_closed(listener))
+    async with CutShort(listener.closed):
+        await listener.provider.until_begun(request)
     lease = listener.provider.open_read(request)
     delivered = False
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     listener.reads.add(ended)
     try:
-        received = await race(_copy(lease, sink), _until_revoked(lease), _until_closed(listener))
+        async with CutShort(lease.revoked, listener.closed):
+            received = await _copy(lease, sink)
         delivered = True
     finally:
         lease.close(delivered=delivered)
@@ -151,12 +152,3 @@ async def _copy_layer(lease: KvReadLease, source: ByteRun, target: ByteRun) -> N
         lease.check()
         target.write(offset, b"".join(source.slice(offset, length)))
         await asyncio.sleep(0)
-
-
-async def _until_revoked(lease: KvReadLease) -> NoReturn:
-    raise await lease.revoked()
-
-
-async def _until_closed(listener: _Listener) -> NoReturn:
-    await asyncio.shield(listener.closed)
-    raise WireError(Reason.PEER_LOST, "the KV peer went away")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, Protocol
 
 from common.errors import Reason, WireError
-from common.racing import race
+from common.racing import CutShort
 from common.transport.base import KvProvider, KvReadLease
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
@@ -17,6 +17,8 @@ from common.transport.frames import DataFrame, FrameDecoder, encode_control
 from common.transport.messages import Accept, Ack, ReadRequest, Refusal, Trailer
 
 _log = logging.getLogger(__name__)
+IDLE_TIMEOUT_S = 120.0
+"""How long a reader may keep a connection open between two reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +34,34 @@ class OwnerLimits:
 
 
 class PayloadSender(Protocol):
-    """How the bytes of a layer leave. `run` runs beside everything else until it is cancelled."""
+    """How the bytes of a layer leave."""
+
+    @property
+    def inline(self) -> bool:
+        """Whether payloads and frames share the stream, so that what is said may wait for the next payload."""
+        ...
 
     def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
         """The layer cut into what one `send` takes, in order."""
         ...
 
-    async def run(self) -> NoReturn:
-        """Finish what `send` began; raises `WireError` when that fails."""
+    async def drive(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Run `sending`, which calls the methods below, with what must run beside it; raises what either raises."""
         ...
 
-    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None]) -> None:
-        """Begin to send one piece of the layer `run`, calling `check` right before; `run` is read until `settle`."""
+    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None], *, more: bool) -> None:
+        """Begin to send one piece of the layer `run`, calling `check` right before; `run` is read until `settle`.
+
+        `more`: the next piece, or the trailer, follows at once.
+        """
         ...
 
     async def settle(self, layer: int) -> None:
         """Return when every piece up to and including that layer has left."""
+        ...
+
+    async def end(self, layer: int, trailer: bytes, check: Callable[[], None]) -> None:
+        """Send the trailer's frame after `layer`, the last one; returns when all of it has left."""
         ...
 
     async def abort(self) -> None:
@@ -56,7 +70,7 @@ class PayloadSender(Protocol):
 
 
 class OwnerSession:
-    """One read on a connection whose request has arrived."""
+    """The reads of one connection, one after the other."""
 
     def __init__(
         self, *, stream: ByteStream, decoder: FrameDecoder, limits: OwnerLimits, payloads: PayloadSender
@@ -66,7 +80,26 @@ class OwnerSession:
         self._limits = limits
         self._payloads = payloads
 
-    async def answer(self, request: ReadRequest, provider: KvProvider) -> bool:
+    async def serve(self, request: ReadRequest, provider: KvProvider) -> None:
+        """Serve `request`, and what follows it on this connection until the reader leaves or a read fails."""
+        following: ReadRequest | None = request
+        while following is not None and await self._answer(following, provider):
+            following = await self._next_request()
+
+    async def _next_request(self) -> ReadRequest | None:
+        """The reader's next request; None when it has left, says nothing for long, or says something else."""
+        try:
+            async with asyncio.timeout(IDLE_TIMEOUT_S):
+                request = await self._stream.receive(self._decoder)
+        except (WireError, TimeoutError) as error:
+            _log.debug("KV connection ends: %s", error)
+            return None
+        if isinstance(request, ReadRequest):
+            return request
+        _log.warning("KV connection dropped: %s instead of a request", type(request).__name__)
+        return None
+
+    async def _answer(self, request: ReadRequest, provider: KvProvider) -> bool:
         """Serve `request`; True when the reader has acknowledged all of it and may ask again.
 
         Faults of the peer end here; a bug is logged, and answered INTERNAL. The lease, once open, is closed exactly
@@ -95,7 +128,9 @@ class OwnerSession:
         """Wait for the prefill that the reader is early for; raises `WireError` when reader or patience is gone."""
         try:
             async with asyncio.timeout(min(request.timeout_s, self._limits.read_timeout_s)):
-                await race(provider.until_begun(request.read), self._until_peer_speaks())
+                with self._stream.watch_input() as leaving:
+                    async with CutShort(leaving):
+                        await provider.until_begun(request.read)
         except TimeoutError:
             raise WireError(Reason.KV_NOT_FOUND, f"no prefill of {request.read.attempt} began in time") from None
 
@@ -103,14 +138,15 @@ class OwnerSession:
         """Send everything and close the lease; returns why that failed."""
         delivered = False
         try:
-            async with asyncio.timeout(min(request.timeout_s, self._limits.read_timeout_s)):
-                await race(
-                    self._send_layers(lease),
-                    self._until_revoked(lease),
-                    self._until_peer_speaks(),
-                    self._payloads.run(),
-                )
-                await race(self._until_acknowledged(), self._until_revoked(lease))
+            async with (
+                asyncio.timeout(min(request.timeout_s, self._limits.read_timeout_s)),
+                CutShort(lease.revoked),
+            ):
+                # While bytes are being sent a reader has nothing to say: it can only have left.
+                with self._stream.watch_input() as leaving:
+                    async with CutShort(leaving):
+                        await self._payloads.drive(self._send_layers(lease))
+                await self._until_acknowledged()
             delivered = True
             return None
         except WireError as error:
@@ -133,7 +169,9 @@ class OwnerSession:
         if self._stream.half_sent or error.reason is Reason.PEER_LOST:
             return
         try:
-            await self._say(encode_control(Refusal(error=error)))
+            await self._stream.send(
+                [memoryview(encode_control(Refusal(error=error)))], stall_timeout_s=self._limits.stall_timeout_s
+            )
         except WireError:
             _log.info("KV reader left before it heard: %s", error)
 
@@ -144,28 +182,23 @@ class OwnerSession:
         for layer in range(lease.layers):
             await self._payloads.settle(layer - lease.window_layers)
             await lease.wait_layer(layer)
+            more = lease.complete
             run = ByteRun(lease.views(layer))
             if layer == 0:
                 layer_bytes = run.size_bytes
                 lease.check()
-                await self._say(encode_control(Accept(layers=lease.layers, layer_bytes=layer_bytes)))
+                accept = encode_control(Accept(layers=lease.layers, layer_bytes=layer_bytes))
+                await self._stream.send(
+                    [memoryview(accept)],
+                    stall_timeout_s=self._limits.stall_timeout_s,
+                    more=more and self._payloads.inline,
+                )
             assert run.size_bytes == layer_bytes, "every layer has the same size"
             for frame in self._payloads.pieces(layer, layer_bytes):
-                await self._payloads.send(frame, run, lease.check)
-        await self._payloads.settle(lease.layers - 1)
+                await self._payloads.send(frame, run, lease.check, more=more)
         data = await lease.trailer()
-        await self._say(encode_control(Trailer(data=data, computed_ago_s=lease.computed_ago_s())))
-
-    async def _say(self, frame: bytes) -> None:
-        await self._stream.send([memoryview(frame)], stall_timeout_s=self._limits.stall_timeout_s)
-
-    async def _until_peer_speaks(self) -> NoReturn:
-        """While bytes are being sent a reader has nothing to say: it can only have left."""
-        await self._stream.wait_readable()
-        raise WireError(Reason.PEER_LOST, "the KV reader went away")
-
-    async def _until_revoked(self, lease: KvReadLease) -> NoReturn:
-        raise await lease.revoked()
+        trailer = encode_control(Trailer(data=data, computed_ago_s=lease.computed_ago_s()))
+        await self._payloads.end(lease.layers - 1, trailer, lease.check)
 
     async def _until_acknowledged(self) -> None:
         async with asyncio.timeout(self._limits.stall_timeout_s):

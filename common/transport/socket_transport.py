@@ -6,6 +6,8 @@ import asyncio
 import logging
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from common.core.ids import WorkerLife
 from common.core.work import KvHandle
@@ -13,6 +15,7 @@ from common.transport.address import join, resolve
 from common.transport.base import Fetched, KvProvider, KvReadRequest, KvSink
 from common.transport.byte_stream import ByteStream
 from common.transport.fetches import FetchTable, Received
+from common.transport.kept_connections import C, KeptConnections
 from common.transport.messages import ReadRequest
 from common.transport.owner_session import OwnerLimits
 
@@ -47,6 +50,7 @@ class SocketTransport(ABC):
         )
         self._max_reads = max_reads
         self._fetches = FetchTable()
+        self._pools: list[KeptConnections[Any]] = []
         self._server: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
         self._reads = 0
@@ -59,6 +63,12 @@ class SocketTransport(ABC):
     @abstractmethod
     async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
         """One whole read: payload bytes and trailer. Raises as `KvTransport.fetch`, its timeout excepted."""
+
+    def _keep_connections(self, connect: Callable[[str, float], Awaitable[C]]) -> KeptConnections[C]:
+        """A pool of connections made by `connect`, which ends with the lives it reads from and with this transport."""
+        pool = KeptConnections(connect)
+        self._pools.append(pool)
+        return pool
 
     async def listen(self, host: str, provider: KvProvider, *, port: int = 0) -> str:
         """See `KvTransport.listen`. Raises `OSError` when `host` is not this machine's, or the port is taken."""
@@ -94,6 +104,8 @@ class SocketTransport(ABC):
     async def close_peer(self, life: WorkerLife) -> None:
         """See `KvTransport.close_peer`."""
         await self._fetches.end(life, f"worker {life.worker_id} is lost")
+        for pool in self._pools:
+            await pool.forget(life)
 
     async def aclose(self) -> None:
         """See `KvTransport.aclose`."""
@@ -105,6 +117,8 @@ class SocketTransport(ABC):
             # A server that was cancelled before it began has not closed it.
             self._listener.close()
         await self._fetches.close()
+        for pool in self._pools:
+            await pool.close()
 
     async def _accept_loop(self, listener: socket.socket, provider: KvProvider) -> None:
         """Owns the listener and every read it leads to: cancelling this task ends them all."""

@@ -1,4 +1,4 @@
-"""KV transport over plain TCP: one connection per read, bytes from pool to socket to pool.
+"""KV transport over plain TCP: connections kept for the next read, bytes from pool to socket to pool.
 
 The kernel's loopback or network path does the rest. Everything runs on the event loop in turns of at most
 `MAX_DATA_BYTES`, each with a checksum of its own, so a transfer never holds up a health check.
@@ -12,8 +12,8 @@ from common.transport.byte_stream import ByteStream
 from common.transport.fetches import Received
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
-from common.transport.tcp_owner import serve_read
-from common.transport.tcp_reader import read_into
+from common.transport.tcp_owner import serve_reads
+from common.transport.tcp_reader import TcpConnection
 
 
 class TcpTransport(SocketTransport):
@@ -22,8 +22,12 @@ class TcpTransport(SocketTransport):
     name = "tcp"
     readable = frozenset({"tcp", "ucx"})  # an owner that offers ucx serves readers who ask over TCP alone, too
 
+    def __init__(self, **limits: float) -> None:
+        super().__init__(**limits)  # type: ignore[arg-type]  # max_reads alone is a whole number
+        self._kept = self._keep_connections(TcpConnection.open)
+
     async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
-        await serve_read(stream, provider, self._limits)
+        await serve_reads(stream, provider, self._limits)
 
     async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
-        return await read_into(sink, handle.address, request, connect_timeout_s=connect_timeout_s)
+        return await self._kept.read(handle, request, sink, connect_timeout_s)

@@ -1,11 +1,11 @@
-"""The owner's side of a TCP connection: one request, payloads between the frames, done."""
+"""The owner's side of a TCP connection: one read after the other, payloads between the frames."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from typing import NoReturn
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 from common.errors import WireError
 from common.transport.base import KvProvider
@@ -18,8 +18,8 @@ from common.transport.owner_session import OwnerLimits, OwnerSession
 _log = logging.getLogger(__name__)
 
 
-async def serve_read(stream: ByteStream, provider: KvProvider, limits: OwnerLimits) -> None:
-    """Serve the one read of a fresh connection; the caller closes `stream` afterwards."""
+async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLimits) -> None:
+    """Serve a fresh connection until the reader leaves or a read fails; the caller closes `stream` afterwards."""
     decoder = FrameDecoder(frozenset({FrameKind.REQUEST, FrameKind.ACK}))
     try:
         async with asyncio.timeout(limits.handshake_timeout_s):
@@ -36,36 +36,45 @@ async def serve_read(stream: ByteStream, provider: KvProvider, limits: OwnerLimi
 async def serve_inline(
     request: ReadRequest, stream: ByteStream, decoder: FrameDecoder, provider: KvProvider, limits: OwnerLimits
 ) -> None:
-    """Serve one read whose request has arrived, payloads between the frames."""
+    """Serve a connection whose first request has arrived, payloads between the frames."""
     payloads = _InlinePayloads(stream, stall_timeout_s=limits.stall_timeout_s)
     session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads)
-    await session.answer(request, provider)
+    await session.serve(request, provider)
 
 
 class _InlinePayloads:
-    """`PayloadSender` that puts payloads between the frames: what `send` was given has left when it returns."""
+    """`PayloadSender` that puts payloads between the frames. Small ones gather until it is worth a system call."""
+
+    inline = True
 
     def __init__(self, stream: ByteStream, *, stall_timeout_s: float) -> None:
         self._stream = stream
         self._stall_timeout_s = stall_timeout_s
+        self._check: Callable[[], None] = lambda: None
 
     def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
         for offset in range(0, layer_bytes, MAX_DATA_BYTES):
             length = min(MAX_DATA_BYTES, layer_bytes - offset)
             yield DataFrame(layer=layer, offset_bytes=offset, length_bytes=length)
 
-    async def run(self) -> NoReturn:
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError("a future that nobody sets")
+    async def drive(self, sending: Coroutine[Any, Any, None]) -> None:
+        await sending
 
-    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None]) -> None:
-        await asyncio.sleep(0)  # a fast reader takes everything at once: let others run between pieces
+    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None], *, more: bool) -> None:
         header = encode_data_header(frame, run.checksum(frame.offset_bytes, frame.length_bytes))
         buffers = [memoryview(header), *run.slice(frame.offset_bytes, frame.length_bytes)]
-        await self._stream.send(buffers, check=check, stall_timeout_s=self._stall_timeout_s)
+        self._check = check
+        await self._send(buffers, check, more=more)
 
     async def settle(self, layer: int) -> None:
-        pass
+        if layer >= 0:
+            await self._send([], self._check, more=False)
+
+    async def end(self, layer: int, trailer: bytes, check: Callable[[], None]) -> None:
+        await self._send([memoryview(trailer)], check, more=False)
 
     async def abort(self) -> None:
-        pass
+        self._stream.drop_unsent()
+
+    async def _send(self, buffers: list[memoryview], check: Callable[[], None], *, more: bool) -> None:
+        await self._stream.send(buffers, check=check, stall_timeout_s=self._stall_timeout_s, more=more)

@@ -1,4 +1,4 @@
-"""The reader's side of one TCP read: connect, ask, receive straight into the sink, acknowledge."""
+"""The reader's side of a TCP connection: ask, receive straight into the sink, acknowledge, perhaps ask again."""
 
 from __future__ import annotations
 
@@ -15,41 +15,59 @@ from common.transport.messages import Accept, Ack, ControlMessage, MalformedFram
 from common.transport.sizes import agreed_first_layer
 
 
-async def read_into(sink: KvSink, address: str, request: ReadRequest, *, connect_timeout_s: float) -> Received:
-    """Run one whole read; returns the size of the payload and the trailer.
+class TcpConnection:
+    """`ReaderConnection` over TCP alone."""
 
-    Raises `WireError` as `KvTransport.fetch` does, its timeout excepted: the caller bounds the whole.
-    """
-    payload = encode_control(request)
-    stream = await connect(address, connect_timeout_s)
-    try:
-        await _say(stream, payload)
-        decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.DATA, FrameKind.TRAILER, FrameKind.REFUSAL}))
-        accept = await stream.receive(decoder)
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._decoder = FrameDecoder(
+            frozenset({FrameKind.ACCEPT, FrameKind.DATA, FrameKind.TRAILER, FrameKind.REFUSAL})
+        )
+        self.accepted = False
+
+    @classmethod
+    async def open(cls, address: str, timeout_s: float) -> TcpConnection:
+        """Connect; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
+        return cls(await connect(address, timeout_s))
+
+    @property
+    def reusable(self) -> bool:
+        """See `ReaderConnection.reusable`."""
+        return self._stream.silent
+
+    async def read(self, sink: KvSink, request: ReadRequest) -> Received:
+        """See `ReaderConnection.read`."""
+        self.accepted = False
+        payload = encode_control(request)
+        await _say(self._stream, payload)
+        accept = await self._stream.receive(self._decoder)
         if isinstance(accept, Refusal):
             raise accept.error
-        assert isinstance(accept, Accept), "the decoder refuses data that was not agreed"
+        if not isinstance(accept, Accept):
+            raise MalformedFrame("data before it was agreed")
+        self.accepted = True
         first = agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
         cursor = SinkCursor(sink, first)
-        decoder.expect_data(cursor)
+        self._decoder.expect_data(cursor)
         while not cursor.done:
-            await _receive_data(stream, decoder, cursor, sink)
-        trailer = expect_trailer(await stream.receive(decoder))
-        await _say(stream, encode_control(Ack()))
+            await self._receive_data(cursor, sink)
+        trailer = expect_trailer(await self._stream.receive(self._decoder))
+        await _say(self._stream, encode_control(Ack()))
         return first.size_bytes * sink.layers, trailer
-    finally:
-        stream.close()
 
+    async def abort(self) -> None:
+        """See `ReaderConnection.abort`."""
+        self._stream.close()
 
-async def _receive_data(stream: ByteStream, decoder: FrameDecoder, cursor: SinkCursor, sink: KvSink) -> None:
-    """One data frame, straight into the sink; raises the owner's refusal when that comes instead."""
-    frame = await stream.receive(decoder)
-    if isinstance(frame, Refusal):
-        raise frame.error
-    if not isinstance(frame, DataFrame):
-        raise MalformedFrame("accepted twice")
-    if cursor.layer_filled:
-        await sink.complete(frame.layer)
+    async def _receive_data(self, cursor: SinkCursor, sink: KvSink) -> None:
+        """One data frame, straight into the sink; raises the owner's refusal when that comes instead."""
+        frame = await self._stream.receive(self._decoder)
+        if isinstance(frame, Refusal):
+            raise frame.error
+        if not isinstance(frame, DataFrame):
+            raise MalformedFrame("accepted twice")
+        if cursor.layer_filled:
+            await sink.complete(frame.layer)
 
 
 def expect_trailer(frame: ControlMessage | DataFrame) -> Trailer:
@@ -66,7 +84,11 @@ async def _say(stream: ByteStream, frame: bytes) -> None:
 
 
 async def connect(address: str, timeout_s: float) -> ByteStream:
-    """A stream to `address`; raises `WireError` PEER_LOST when there is none within `timeout_s` seconds."""
+    """A stream to `address`; raises `WireError` PEER_LOST when there is none within `timeout_s` seconds.
+
+    The operating system gives the stream up when what this side has sent is not confirmed for as long as that, too: a
+    machine that is gone says nothing.
+    """
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
@@ -76,6 +98,7 @@ async def connect(address: str, timeout_s: float) -> ByteStream:
                 try:
                     sock.setblocking(False)
                     await loop.sock_connect(sock, target)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(1000 * timeout_s)))
                     return ByteStream(sock)
                 except BaseException:
                     sock.close()

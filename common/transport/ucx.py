@@ -12,23 +12,16 @@ A connection is kept for the next read from the same life: making a pair of endp
 
 from __future__ import annotations
 
-from common.core.ids import WorkerLife
 from common.core.work import KvHandle
-from common.errors import Reason, WireError
 from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
 from common.transport.fetches import Received
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
-from common.transport.tcp_reader import read_into
+from common.transport.tcp_reader import TcpConnection
 from common.transport.ucx_owner import serve_reads
 from common.transport.ucx_reader import UcxConnection
 from common.transport.ucx_runtime import UcxRuntime
-
-MAX_IDLE_CONNECTIONS = 8
-"""Connections kept for the next read, to one life."""
-
-_Peer = tuple[WorkerLife, str]
 
 
 class UcxTransport(SocketTransport):
@@ -41,62 +34,20 @@ class UcxTransport(SocketTransport):
         """Raises `ConfigError` when UCXX is not installed."""
         super().__init__(**limits)  # type: ignore[arg-type]  # max_reads alone is a whole number
         self._runtime = UcxRuntime(carriers=carriers)
-        self._idle: dict[_Peer, list[UcxConnection]] = {}
-
-    async def close_peer(self, life: WorkerLife) -> None:
-        """See `KvTransport.close_peer`."""
-        await super().close_peer(life)
-        for peer in [peer for peer in self._idle if peer[0] == life]:
-            await self._forget(peer)
+        self._kept = self._keep_connections(
+            lambda address, timeout_s: UcxConnection.open(address, self._runtime, timeout_s)
+        )
 
     async def aclose(self) -> None:
         """See `KvTransport.aclose`."""
         await super().aclose()
-        for peer in tuple(self._idle):
-            await self._forget(peer)
         await self._runtime.close()
 
     async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
         await serve_reads(stream, provider, self._limits, self._runtime)
 
     async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
-        peer = (handle.owner, handle.address)
-        if (kept := await self._take_idle(peer)) is not None:
-            try:
-                return await self._read_over(kept, peer, request, sink)
-            except WireError as error:
-                # It may have died of old age: only a fresh connection says that the peer is lost.
-                if kept.accepted or error.reason is not Reason.PEER_LOST:
-                    raise
-        fresh = await UcxConnection.open(handle.address, self._runtime, timeout_s=connect_timeout_s)
-        return await self._read_over(fresh, peer, request, sink)
-
-    async def _read_over(self, connection: UcxConnection, peer: _Peer, request: ReadRequest, sink: KvSink) -> Received:
-        try:
-            received = await connection.read(sink, request)
-        except BaseException:
-            self._runtime.note_strays()
-            await connection.abort()
-            raise
-        kept = self._idle.setdefault(peer, [])
-        if self._closed or len(kept) >= MAX_IDLE_CONNECTIONS:
-            await connection.abort()
-        else:
-            kept.append(connection)
-        return received
-
-    async def _take_idle(self, peer: _Peer) -> UcxConnection | None:
-        while kept := self._idle.get(peer):
-            connection = kept.pop()
-            if connection.reusable:
-                return connection
-            await connection.abort()
-        self._idle.pop(peer, None)
-        return None
-
-    async def _forget(self, peer: _Peer) -> None:
-        for connection in self._idle.pop(peer, []):
-            await connection.abort()
+        return await self._kept.read(handle, request, sink, connect_timeout_s)
 
 
 class AutoTransport(UcxTransport):
@@ -104,7 +55,12 @@ class AutoTransport(UcxTransport):
 
     readable = frozenset({"ucx", "tcp"})
 
+    def __init__(self) -> None:
+        """Raises `ConfigError` when UCXX is not installed."""
+        super().__init__()
+        self._kept_tcp = self._keep_connections(TcpConnection.open)
+
     async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
         if handle.transport == self.name:
             return await super()._read(handle, request, sink, connect_timeout_s)
-        return await read_into(sink, handle.address, request, connect_timeout_s=connect_timeout_s)
+        return await self._kept_tcp.read(handle, request, sink, connect_timeout_s)

@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from common.errors import WireError
+from common.racing import race
 from common.transport.base import KvProvider
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
@@ -23,8 +24,6 @@ from common.transport.ucx_pieces import SEND_WINDOW_BYTES, SEND_WINDOW_PIECES, T
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
 
 _log = logging.getLogger(__name__)
-IDLE_TIMEOUT_S = 120.0
-"""How long a reader may keep a connection open between two reads."""
 
 
 async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLimits, runtime: UcxRuntime) -> None:
@@ -46,7 +45,10 @@ async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLim
     elif isinstance(hello, UcxPeer):
         tags = TagSequence(hello.first_tag)
         payloads = _UcxPayloads(stream, endpoint, tags, stall_timeout_s=limits.stall_timeout_s)
-        await _serve_ucx(stream, decoder, provider, limits, payloads)
+        try:
+            await _serve_ucx(stream, decoder, provider, limits, payloads)
+        finally:
+            await payloads.abort()
     else:
         _log.warning("KV connection dropped: acknowledgement without a request")
 
@@ -54,15 +56,17 @@ async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLim
 async def _serve_ucx(
     stream: ByteStream, decoder: FrameDecoder, provider: KvProvider, limits: OwnerLimits, payloads: _UcxPayloads
 ) -> None:
-    session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads)
-    patience_s = limits.handshake_timeout_s
     try:
-        while (request := await _next_request(stream, decoder, patience_s)) is not None:
-            if not await session.answer(request, provider):
-                return
-            patience_s = IDLE_TIMEOUT_S
-    finally:
-        await payloads.abort()
+        async with asyncio.timeout(limits.handshake_timeout_s):
+            request = await stream.receive(decoder)
+    except (WireError, TimeoutError) as error:
+        _log.debug("KV connection ends: %s", error)
+        return
+    if not isinstance(request, ReadRequest):
+        _log.warning("KV connection dropped: %s instead of a request", type(request).__name__)
+        return
+    session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads)
+    await session.serve(request, provider)
 
 
 async def _introduce(peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime) -> UcxEndpoint:
@@ -77,20 +81,6 @@ async def _introduce(peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, run
     return endpoint
 
 
-async def _next_request(stream: ByteStream, decoder: FrameDecoder, patience_s: float) -> ReadRequest | None:
-    """The reader's next request; None when it has left or says something else."""
-    try:
-        async with asyncio.timeout(patience_s):
-            request = await stream.receive(decoder)
-    except (WireError, TimeoutError) as error:
-        _log.debug("KV connection ends: %s", error)
-        return None
-    if isinstance(request, ReadRequest):
-        return request
-    _log.warning("KV connection dropped: %s instead of a request", type(request).__name__)
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     frame: DataFrame
@@ -100,6 +90,8 @@ class _InFlight:
 
 class _UcxPayloads:
     """`PayloadSender` that keeps a window of pieces on their way and says which have arrived."""
+
+    inline = False
 
     def __init__(self, stream: ByteStream, endpoint: UcxEndpoint, tags: TagSequence, *, stall_timeout_s: float) -> None:
         self._stream = stream
@@ -112,12 +104,15 @@ class _UcxPayloads:
         self._changed = asyncio.Condition()
         self._aborted = False
 
+    async def drive(self, sending: Coroutine[Any, Any, None]) -> None:
+        await race(sending, self._say_delivered())
+
     def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
         if layer == 0:
             self._delivered = 0
         return pieces(layer, layer_bytes)
 
-    async def run(self) -> NoReturn:
+    async def _say_delivered(self) -> NoReturn:
         """Say of the pieces, in order, that they are in the reader's memory; of several at once where they are."""
         while True:
             await self._until(lambda: bool(self._in_flight))
@@ -129,7 +124,7 @@ class _UcxPayloads:
             await self._stream.send([memoryview(encode_control(said))], stall_timeout_s=self._stall_timeout_s)
             await self._retire(len(arrived))
 
-    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None]) -> None:
+    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None], *, more: bool) -> None:
         await self._until(lambda: self._window.has_room(frame.length_bytes))
         payload = memoryview(run.joined(frame.offset_bytes, frame.length_bytes))
         check()
@@ -143,6 +138,10 @@ class _UcxPayloads:
 
     async def settle(self, layer: int) -> None:
         await self._until(lambda: not self._in_flight or self._in_flight[0].frame.layer > layer)
+
+    async def end(self, layer: int, trailer: bytes, check: Callable[[], None]) -> None:
+        await self.settle(layer)
+        await self._stream.send([memoryview(trailer)], stall_timeout_s=self._stall_timeout_s)
 
     async def abort(self) -> None:
         if not self._aborted:

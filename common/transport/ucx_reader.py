@@ -35,10 +35,18 @@ _Frames = asyncio.Queue[ControlMessage | DataFrame]
 
 
 class UcxConnection:
-    """A connection to one owner, for one read at a time. A read that fails must be the last: then `abort` it."""
+    """`ReaderConnection` over a TCP stream and a pair of UCX endpoints."""
 
-    def __init__(self, stream: ByteStream, decoder: FrameDecoder, endpoint: UcxEndpoint, tags: TagSequence) -> None:
+    def __init__(
+        self,
+        stream: ByteStream,
+        decoder: FrameDecoder,
+        runtime: UcxRuntime,
+        endpoint: UcxEndpoint,
+        tags: TagSequence,
+    ) -> None:
         self._stream = stream
+        self._runtime = runtime
         self._decoder = decoder
         self._endpoint = endpoint
         self._tags = tags
@@ -46,7 +54,7 @@ class UcxConnection:
         self.accepted = False
 
     @classmethod
-    async def open(cls, address: str, runtime: UcxRuntime, *, timeout_s: float) -> UcxConnection:
+    async def open(cls, address: str, runtime: UcxRuntime, timeout_s: float) -> UcxConnection:
         """Connect and introduce each other; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -70,19 +78,24 @@ class UcxConnection:
         if not isinstance(peer, UcxPeer):
             raise MalformedFrame("a UCX connection begins with an introduction")
         runtime.check_peer(peer)
-        return cls(stream, decoder, await runtime.connect(peer.worker_address), TagSequence(first_tag))
+        endpoint = await runtime.connect(peer.worker_address)
+        return cls(stream, decoder, runtime, endpoint, TagSequence(first_tag))
 
     @property
     def reusable(self) -> bool:
-        """Whether the owner is still there and has nothing left to say, as far as this side knows."""
+        """See `ReaderConnection.reusable`."""
         return self._stream.silent
 
     async def read(self, sink: KvSink, request: ReadRequest) -> Received:
-        """Run one read; returns the size of the payload and the trailer.
-
-        `accepted` tells whether the owner got as far as that.
-        """
+        """See `ReaderConnection.read`."""
         self.accepted = False
+        try:
+            return await self._read(sink, request)
+        except BaseException:
+            self._runtime.note_strays()
+            raise
+
+    async def _read(self, sink: KvSink, request: ReadRequest) -> Received:
         await _say(self._stream, encode_control(request))
         accept = await self._stream.receive(self._decoder)
         if isinstance(accept, Refusal):
@@ -97,7 +110,7 @@ class UcxConnection:
         return first.size_bytes * sink.layers, trailer
 
     async def abort(self) -> None:
-        """Close at once; when this returns UCX writes to no sink."""
+        """See `ReaderConnection.abort`."""
         self._stream.close()
         await self._endpoint.abort(self._receives)
 

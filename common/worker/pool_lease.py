@@ -46,6 +46,11 @@ class LayerProgress:
         if not self._first.done():
             self._first.set_result(first)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is known: the layers, and what the prefill's own step revealed."""
+        return self._computed_at_s is not None and self._first.done()
+
     async def wait_layer(self, layer: int) -> Fence:
         """Return once the layer is in the pool but for the fence."""
         await self._reached[layer].wait()
@@ -90,6 +95,11 @@ class PoolLease:
         """Parts that the layers of the pool travel in."""
         return self._staging.pool.layout.n_layers // self._staging.layers_per_part(len(self._page_ids))
 
+    @property
+    def complete(self) -> bool:
+        """See `KvReadLease.complete`."""
+        return self._progress.complete
+
     async def wait_layer(self, layer: int) -> None:
         """Return once the layer is computed and within reach."""
         layers = self._staging.layers_of(layer, len(self._page_ids))
@@ -115,9 +125,10 @@ class PoolLease:
         """See `KvReadLease.computed_ago_s`."""
         return self._progress.computed_ago_s()
 
-    async def revoked(self) -> WireError:
+    @property
+    def revoked(self) -> asyncio.Future[WireError]:
         """See `KvReadLease.revoked`."""
-        return await asyncio.shield(self._revoked)
+        return self._revoked
 
     def revoke(self, error: WireError) -> None:
         """Take the pages back: whoever awaits `revoked` stops sending."""

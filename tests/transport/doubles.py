@@ -71,6 +71,11 @@ class MemoryLease:
         self.checks += 1
         self.on_check(self.checks)
 
+    @property
+    def complete(self) -> bool:
+        gates = [*self.gates.values(), self.trailer_gate]
+        return all(gate is None or gate.is_set() for gate in gates)
+
     async def wait_layer(self, layer: int) -> None:
         self.reached[layer].set()
         if layer in self.gates:
@@ -88,8 +93,9 @@ class MemoryLease:
     def computed_ago_s(self) -> float:
         return self.age_s
 
-    async def revoked(self) -> WireError:
-        return await asyncio.shield(self._revoked)
+    @property
+    def revoked(self) -> asyncio.Future[WireError]:
+        return self._revoked
 
     def revoke(self, error: WireError) -> None:
         self._revoked.set_result(error)

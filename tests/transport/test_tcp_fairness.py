@@ -11,7 +11,7 @@ from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import MAX_DATA_BYTES, FrameDecoder, FrameKind, SinkCursor
 from common.transport.owner_session import OwnerLimits
-from common.transport.tcp_owner import serve_read
+from common.transport.tcp_owner import serve_reads
 from tests.transport.doubles import MemoryProvider, MemorySink, random_layers
 from tests.transport.wire_peer import data_frame, request_frame
 
@@ -92,7 +92,7 @@ async def test_sending_yields_after_every_frame() -> None:
     limits = OwnerLimits(handshake_timeout_s=5.0, stall_timeout_s=5.0, read_timeout_s=5.0)
     ticking = asyncio.create_task(turns.run())
     with eager, plain:
-        await serve_read(ByteStream(eager), provider, limits)
+        await serve_reads(ByteStream(eager), provider, limits)
     ticking.cancel()
     assert lease.closes == [False], "an ack of no bytes is the end of the stream"
     assert sum(turns.moved_bytes.values()) > LAYERS * LAYER_BYTES

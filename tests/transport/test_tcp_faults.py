@@ -27,7 +27,7 @@ GOOD = accept_frame(2, LAYER) + data_frame(0, 0, DATA[0]) + data_frame(1, 0, DAT
 
 @contextlib.asynccontextmanager
 async def transport(**limits: float) -> AsyncIterator[TcpTransport]:
-    made = TcpTransport(**limits)  # type: ignore[arg-type]  # every limit a test sets is a float
+    made = TcpTransport(**limits)
     try:
         yield made
     finally:
@@ -44,7 +44,7 @@ async def fetch_from_script(wire: bytes, *, hold: bool = False, timeout_s: float
                 await reader.read()
 
     sink = MemorySink(2, LAYER)
-    async with transport() as reader, scripted_owner(script) as address:
+    async with scripted_owner(script) as address, transport() as reader:
         await reader.fetch(handle=handle_for(address), sink=sink, timeout_s=timeout_s)
     return sink
 

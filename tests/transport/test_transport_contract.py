@@ -337,7 +337,8 @@ async def test_the_same_lease_can_be_read_again_after_a_failure(pair: Pair) -> N
     first.gates[1] = asyncio.Event()
     with pytest.raises(WireError):
         await pair.fetch(MemorySink(2, 64), timeout_s=0.1)
-    await first.until_closed()
+    if first.opened.is_set():  # a slow machine may take longer than that to connect
+        await first.until_closed()
     second = pair.provider.lend(data)
     sink = MemorySink(2, 64)
     await pair.fetch(sink)

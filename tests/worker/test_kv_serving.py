@@ -175,7 +175,7 @@ async def test_delivery_may_withdraw_the_offer_and_end_a_second_send() -> None:
     serving.offer(ATTEMPT, OWNER_PAGES, CANVAS_TOKENS, LEASE_S)
     first, second = serving.open_read(REQUEST), serving.open_read(REQUEST)
     first.close(delivered=True)
-    assert (await second.revoked()).reason is Reason.KV_NOT_FOUND
+    assert (await second.revoked).reason is Reason.KV_NOT_FOUND
     second.close(delivered=False)
     assert log == ["started", "started", "ended", "ended"]
 
