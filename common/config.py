@@ -84,6 +84,12 @@ class GatewayConfig(ServiceConfig):
         default=defaults.DEFAULT_MAX_KEPT_BYTES,
         metadata=about("memory that they may take, in bytes, about", minimum=0),
     )
+    share_port: bool = field(
+        default=False,
+        metadata=about(
+            "let the next life listen at the same port before this one stops; SIGUSR2 tells this one that it is there"
+        ),
+    )
     max_detach_grace_s: float = field(
         default=defaults.DEFAULT_MAX_DETACH_GRACE_S,
         metadata=about(

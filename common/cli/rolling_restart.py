@@ -1,8 +1,8 @@
 """Restart the services of a running cluster one after the other, while it goes on serving.
 
 Each is told to stop, finishes or hands over what it has (see `--drain-s` of `sangam up`), and is back before the next
-one's turn. A request that runs through the gateway has the gateway's time to end; clients that ask again with their
-request_id go on where they were.
+one's turn. The gateway's next life serves before the last one is told. A request that runs through the gateway has the
+gateway's time to end; clients that ask again with their request_id go on where they were.
 """
 
 from __future__ import annotations

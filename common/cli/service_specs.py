@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 from common.cli.cluster_config import ClusterConfig
 from common.cli.supervisor import ProcessSpec
@@ -53,8 +54,10 @@ class ServiceSpecs:
         config = self._config
         own = ("--host", config.host, "--scheduler-address", schedulers, "--model-dir", str(config.model_dir))
         drain = ("--drain-s", str(config.drain_s))
-        flags = (*own, *drain, *config.gateway_options)
-        return self._service("gateway", "services.gateway", flags, port=config.grpc_port)
+        shares_port = sys.platform == "linux"
+        sharing = ("--share-port",) if shares_port else ()
+        flags = (*own, *drain, *sharing, *config.gateway_options)
+        return self._service("gateway", "services.gateway", flags, port=config.grpc_port, shares_port=shares_port)
 
     def _worker(self, role: Role, index: int, device: str, common: tuple[str, ...]) -> ProcessSpec:
         config, name = self._config, f"{role.value}-{index}"
@@ -74,7 +77,16 @@ class ServiceSpecs:
         return self._service(name, f"services.{role.value}_worker", tuple(flags), may_end=True)
 
     def _service(
-        self, name: str, module: str, arguments: tuple[str, ...], *, port: int = 0, may_end: bool = False
+        self,
+        name: str,
+        module: str,
+        arguments: tuple[str, ...],
+        *,
+        port: int = 0,
+        may_end: bool = False,
+        shares_port: bool = False,
     ) -> ProcessSpec:
         arguments = (*arguments, "--log-level", self._config.log_level, *self._config.options_of.get(name, ()))
-        return ProcessSpec(name=name, module=module, arguments=arguments, may_end=may_end, port=port)
+        return ProcessSpec(
+            name=name, module=module, arguments=arguments, may_end=may_end, port=port, shares_port=shares_port
+        )

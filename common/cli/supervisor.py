@@ -19,6 +19,8 @@ from pathlib import Path
 import sangam
 from common.backoff import Backoff
 from common.errors import SangamError
+from common.racing import race
+from common.rpc import shared_port
 
 READY_POLL_S = 0.02
 FIRST_BACKOFF_S = 0.1
@@ -34,7 +36,8 @@ class ServiceFailed(SangamError):
 class ProcessSpec:
     """How to run one service: `python -m module arguments`, with `port` (0: any free one) kept over restarts.
 
-    `may_end` says that an exit code of 0 is an end in order (a drained worker) and no reason to start it again.
+    `may_end` says that an exit code of 0 is an end in order (a drained worker) and no reason to start it again;
+    `shares_port` that the next life may listen while the last one still does (see `common.rpc.shared_port`).
     """
 
     name: str
@@ -42,6 +45,7 @@ class ProcessSpec:
     arguments: tuple[str, ...]
     may_end: bool
     port: int = 0
+    shares_port: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,9 @@ class ManagedProcess:
         self._ready_path = run_dir / f"{spec.name}.ready.json"
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
+        self._former: asyncio.subprocess.Process | None = None
+        self._succeeded = asyncio.Event()
+        self._starting = asyncio.Lock()
         self._stopping = False
         self._renewing = False
         self._port = spec.port
@@ -106,10 +113,10 @@ class ManagedProcess:
         Later lives have `timeout_s` too: one that takes longer is killed, and the next follows.
         """
         self._patience_s = timeout_s
-        await self._spawn()
+        self._process = await self._spawn()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._await_ready()
+                self._serves(await self._await_ready(self._process))
         except TimeoutError:
             raise ServiceFailed(self._failure(f"did not serve within {timeout_s:.0f} s")) from None
 
@@ -120,10 +127,13 @@ class ManagedProcess:
         """
         backoff = Backoff(first_s=FIRST_BACKOFF_S, longest_s=MAX_BACKOFF_S, jitter=False)
         while True:
-            assert self._process is not None, "start comes before supervise"
-            code = await self._process.wait()
+            process = self._process
+            assert process is not None, "start comes before supervise"
+            code = await race(process.wait(), self._succession())
             if self._stopping:
                 return
+            if code is None or self._process is not process:
+                continue
             if self._renewing:
                 self._renewing = False
                 await self._restart()
@@ -136,17 +146,26 @@ class ManagedProcess:
             pause_s = backoff.take()
             self._say(f"{self.spec.name} ended ({self._why(code)}); restarting it in {pause_s:g} s")
             await asyncio.sleep(pause_s)
-            await self._restart()
+            async with self._starting:
+                # Unless a next life was just being started anyway.
+                if self._process is process:
+                    await self._restart()
 
     async def renew(self, *, grace_s: float) -> None:
         """End this life in order, at most within `grace_s`, and wait until the next one, at the same place, serves.
+
+        Where the two can share the port the next one serves before this one is told, and nobody is refused meanwhile.
 
         Only while `supervise` runs. Raises ServiceFailed when no next life serves; one that has ended stays ended.
         """
         if self.pid is None:
             return
+        if self.spec.shares_port:
+            await self._hand_over(grace_s)
+            return
+        assert self._process is not None, "it has a pid"
         restarts, self._renewing = self.restarts, True
-        await self._end(grace_s)
+        await self._end(self._process, signal.SIGTERM, grace_s)
         try:
             async with asyncio.timeout(self._patience_s):
                 while self.ready is None or self.restarts == restarts:  # noqa: ASYNC110  # another process tells
@@ -157,43 +176,74 @@ class ManagedProcess:
     async def stop(self, *, grace_s: float) -> int | None:
         """Ask the process to end (SIGTERM), and insist (SIGKILL) after `grace_s`. Returns its exit code."""
         self._stopping = True
-        return await self._end(grace_s)
+        lives = [life for life in (self._process, self._former) if life is not None]
+        codes = await asyncio.gather(*(self._end(life, signal.SIGTERM, grace_s) for life in lives))
+        return codes[0] if codes else None
 
-    async def _end(self, grace_s: float) -> int | None:
-        if self._process is None:
-            return None
-        self._signal(signal.SIGTERM)
+    async def _end(self, process: asyncio.subprocess.Process, asked: signal.Signals, grace_s: float) -> int:
+        _signal(process, asked)
         try:
             async with asyncio.timeout(grace_s):
-                return await self._process.wait()
+                return await process.wait()
         except TimeoutError:
             self._say(f"{self.spec.name} did not stop within {grace_s:.0f} s; killing it")
-            self._signal(signal.SIGKILL)
-            return await self._process.wait()
+            _signal(process, signal.SIGKILL)
+            return await process.wait()
+
+    async def _hand_over(self, grace_s: float) -> None:
+        """Let the next life serve at the same port, then tell this one so and wait for its end."""
+        async with self._starting:
+            process, ready = await self._successor()
+            self._process, self._former = process, self._process
+            self.restarts += 1
+            self._serves(ready)
+            self._succeeded.set()
+        assert self._former is not None, "a life comes before its successor"
+        await self._end(self._former, shared_port.SIGNAL, shared_port.MOVE_S + grace_s)
+        self._former = None
+
+    async def _successor(self) -> tuple[asyncio.subprocess.Process, ReadyInfo]:
+        """The next life, once it serves. Raises ServiceFailed when it does not; it is gone then, this one goes on."""
+        process = await self._spawn()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                ready = await self._await_ready(process)
+        except BaseException as error:
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+            if isinstance(error, TimeoutError):
+                raise ServiceFailed(self._failure(f"did not serve within {self._patience_s:.0f} s")) from None
+            raise
+        return process, ready
+
+    async def _succession(self) -> None:
+        """Return when another life has taken this one's place."""
+        await self._succeeded.wait()
+        self._succeeded.clear()
 
     async def _restart(self) -> None:
         if self._stopping:
             return
-        await self._spawn()
+        self.ready = None
+        self._process = process = await self._spawn()
         self.restarts += 1
         # A life that ends before it serves is seen by `supervise` all the same.
         with contextlib.suppress(ServiceFailed):
             try:
                 async with asyncio.timeout(self._patience_s):
-                    await self._await_ready()
+                    self._serves(await self._await_ready(process))
             except TimeoutError:
                 self._say(f"{self.spec.name} did not serve within {self._patience_s:.0f} s; killing it")
-                self._signal(signal.SIGKILL)
+                _signal(process, signal.SIGKILL)
             else:
                 self._say(f"{self.spec.name} is back (pid {self.pid}, {self.address})")
 
-    async def _spawn(self) -> None:
+    async def _spawn(self) -> asyncio.subprocess.Process:
         self._ready_path.unlink(missing_ok=True)
-        self.ready = None
         # A port among the service's own arguments wins.
         arguments = ("--port", str(self._port), "--ready-file", str(self._ready_path), *self.spec.arguments)
         with self.log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "common.cli.tethered", str(os.getpid()), self.spec.module, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -202,22 +252,18 @@ class ManagedProcess:
                 env=child_environment(),
             )
 
-    async def _await_ready(self) -> None:
+    async def _await_ready(self, process: asyncio.subprocess.Process) -> ReadyInfo:
         while (ready := read_ready_file(self._ready_path)) is None:
-            process = self._process
-            assert process is not None, "spawned before waiting"
             if process.returncode is not None:
                 raise ServiceFailed(self._failure(f"ended while starting ({describe_exit(process.returncode)})"))
             await asyncio.sleep(READY_POLL_S)
+        return ready
+
+    def _serves(self, ready: ReadyInfo) -> None:
         self.ready = ready
         # A restarted service keeps its place: others hold its address.
         self._address = ready.address
         self._port = int(ready.address.rpartition(":")[2])
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
 
     def _why(self, code: int) -> str:
         """The exit code in words, and what the process said last if it chose to end."""
@@ -228,6 +274,12 @@ class ManagedProcess:
         lines = last_lines(self.log_path)
         shown = "\n".join(f"    {line}" for line in lines) or "    (nothing)"
         return f"{self.spec.name} {what}. Its last words:\n{shown}\n  {advice(lines)} Whole log: {self.log_path}"
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
 
 
 def describe_exit(code: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.core.block_cost import BlockCost
 from common.core.cluster import WorkerSpec
@@ -221,6 +221,16 @@ class Request:
     def story(self) -> Story:
         """Its latest moves as (time, from, to), oldest first; bounded."""
         return tuple(self._story)
+
+    @property
+    def tokens(self) -> tuple[tuple[int, int], ...]:
+        """Every (position, token) that its client has, ascending."""
+        return (*enumerate(self.committed), *sorted(self.shown.items()))
+
+    def asks_the_same(self, spec: RequestSpec) -> bool:
+        """Whether `spec` asks for what this request does, however much of it is there and however long it may take."""
+        mine = replace(self.spec, deadline_s=None, committed_token_ids=(), shown=())
+        return mine == replace(spec, deadline_s=None, committed_token_ids=(), shown=())
 
     def move(self, target: BlockState, now: float) -> None:
         """Move the block; raises `InvalidTransition`."""

@@ -15,7 +15,7 @@ from common.core.block_flow import BlockFlow
 from common.core.block_placer import BlockPlacer
 from common.core.cluster import ClusterView, WorkerSpec
 from common.core.early_reading import early_kv
-from common.core.effects import FinishRequest, SchedulerEffect
+from common.core.effects import FinishRequest, PublishStep, SchedulerEffect
 from common.core.events import (
     CallFailed,
     DecodeCompleted,
@@ -42,7 +42,7 @@ from common.core.scheduler_config import SchedulerConfig
 from common.core.submission import check_fits, check_length, check_room, check_spec, duplicate_id
 from common.core.timers import TimerKind
 from common.core.unowned import Unowned
-from common.core.work import FinishReason, IterationReport, RequestSpec, WaitReason
+from common.core.work import FinishReason, IterationReport, RequestSpec, StepDelta, WaitReason
 from common.core.worker_account import WorkerAccount
 from common.errors import Reason, WireError
 
@@ -97,6 +97,15 @@ class SchedulerCore:
     def queued_blocks(self) -> int:
         """Blocks waiting for a prefill."""
         return self._flow.book.queued_blocks
+
+    def so_far(self, spec: RequestSpec) -> PublishStep | None:
+        """All tokens that the living request has which `spec` asks for, as one step; None when there is no such one."""
+        request = self._flow.book.get(spec.request_id)
+        if request is None or not request.asks_the_same(spec):
+            return None
+        positions, token_ids = zip(*request.tokens, strict=True) if request.tokens else ((), ())
+        delta = StepDelta(step=0, positions=positions, token_ids=token_ids, confidences=(1.0,) * len(positions))
+        return PublishStep(request_id=request.id, block=request.block, step=delta)
 
     def view(self) -> ClusterView:
         """A frozen snapshot."""

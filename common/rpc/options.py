@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 
+from common.rpc.shared_port import CONNECTION_AGE_S
+
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _KEEPALIVE_TIME_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
@@ -47,14 +49,16 @@ def _shared_options() -> Options:
     ]
 
 
-def server_options() -> Options:
-    """Options of every server."""
+def server_options(*, shares_port: bool = False) -> Options:
+    """Options of every server; `shares_port`: another one may listen at its port (see `common.rpc.shared_port`)."""
+    connection_age: Options = [("grpc.max_connection_age_ms", round(CONNECTION_AGE_S * 1000))] if shares_port else []
     return [
         *_shared_options(),
         ("grpc.server.max_pending_requests", _MAX_PENDING_REQUESTS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_REQUESTS),
-        # A second process on the same port must fail to start, not take half of the calls.
-        ("grpc.so_reuseport", 0),
+        # A second process on the same port must fail to start, not take half of the calls: unless it is the next life.
+        ("grpc.so_reuseport", int(shares_port)),
+        *connection_age,
     ]
 
 

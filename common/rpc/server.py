@@ -14,6 +14,7 @@ from common.errors import ConfigError
 from common.rpc import metrics
 from common.rpc.interceptors import ErrorInterceptor
 from common.rpc.options import server_options
+from common.rpc.shared_port import MOVE_S, take_new_connections
 from sangam.v1 import metrics_pb2_grpc
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -24,11 +25,13 @@ class RpcServer:
 
     Health, reflection and MetricsService are there already.
 
-    `service_names` are the full names ("sangam.v1.DecodeService") that health and reflection speak of.
+    `service_names` are the full names ("sangam.v1.DecodeService") that health and reflection speak of. `shares_port`:
+    the next life of the service may listen at the same port before this one stops.
     """
 
-    def __init__(self, *, service_names: Sequence[str]) -> None:
-        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
+    def __init__(self, *, service_names: Sequence[str], shares_port: bool = False) -> None:
+        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(shares_port=shares_port))
+        self._shares_port = shares_port
         self._service_names = tuple(service_names)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -48,6 +51,8 @@ class RpcServer:
         except RuntimeError:
             raise ConfigError(f"--host, --port: cannot listen on {bracketed}:{port}") from None
         await self.grpc.start()
+        if self._shares_port:
+            take_new_connections(bound_port)
         return f"{bracketed}:{bound_port}"
 
     async def set_serving(self, serving: bool, *, whole: bool | None = None) -> None:
@@ -59,6 +64,11 @@ class RpcServer:
         for name in ("", *self._service_names):
             serves = whole if whole is not None and not name else serving
             await self._health.set(name, statuses.SERVING if serves else statuses.NOT_SERVING)
+
+    async def move_clients(self) -> None:
+        """Another life has begun to listen at the same port: serve until no client calls this one any more."""
+        assert self._shares_port, "nobody else can be there"
+        await asyncio.sleep(MOVE_S)
 
     async def stop(self, grace_s: float) -> None:
         """Answer NOT_SERVING, refuse new calls, give running ones `grace_s` seconds, then cancel them."""

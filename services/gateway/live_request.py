@@ -50,6 +50,7 @@ class LiveRequest:
         self._task: asyncio.Task[None] | None = None
         self._leave_task: asyncio.Task[None] | None = None
         self._cancelled = False
+        self._waits_for_nobody = False
         self._watchers = 0
         self._keep_until_s = clock.now()
         self._ended = asyncio.Event()
@@ -57,7 +58,8 @@ class LiveRequest:
     @property
     def is_unwanted(self) -> bool:
         """Whether nobody watches it, and nobody is waited for."""
-        return not self._watchers and self._keep_until_s <= self._clock.now()
+        waits = self._keep_until_s > self._clock.now() and not self._waits_for_nobody
+        return not self._watchers and not waits
 
     @property
     def ending(self) -> bool:
@@ -75,6 +77,12 @@ class LiveRequest:
         if self._task is not None and not self.ending:
             self._cancelled = True
             self._task.cancel()
+
+    def wait_for_nobody(self) -> None:
+        """It ends with its last call from now on, whatever grace was asked for."""
+        self._waits_for_nobody = True
+        if self._task is not None:
+            self._leave()
 
     async def ended(self) -> None:
         """Return once it is over."""

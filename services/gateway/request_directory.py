@@ -31,6 +31,7 @@ class RequestDirectory:
         self._new_text = new_text
         self._clock = clock
         self._live: dict[str, LiveRequest] = {}
+        self._waits_for_nobody = False
         self._tasks = asyncio.TaskGroup()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -62,6 +63,12 @@ class RequestDirectory:
         """Whether no running request has that id, or nobody waits for the one that has."""
         live = self._live.get(request_id)
         return live is None or live.is_unwanted
+
+    def wait_for_nobody(self) -> None:
+        """From now on a request ends with its last call, whatever grace was asked for: nobody can come back here."""
+        self._waits_for_nobody = True
+        for live in list(self._live.values()):
+            live.wait_for_nobody()
 
     async def watch(self, request_id: str, body: RequestBody, view: View, *, begin: Callable[[], Work]) -> Responses:
         """What the request of that id shows; `begin` tells how to run it, when there is none yet, or raises.
@@ -104,6 +111,8 @@ class RequestDirectory:
             tasks=self._tasks,
         )
         self._live[request_id] = live
+        if self._waits_for_nobody:
+            live.wait_for_nobody()
         live.begin(work, on_end=self._on_end)
         return live
 

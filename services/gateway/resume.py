@@ -123,8 +123,8 @@ class ResumingSchedule:
             except ScheduleBroken as error:
                 await self._recover(error)
             except WireError as error:
-                # Its own ghost: a former call, of this gateway or of one that died, which the scheduler has not yet
-                # seen break. A request of that id that another gateway runs looks the same, for a few seconds.
+                # A ghost: a request with other content of that id, of a gateway that died, whose call the scheduler has
+                # not yet seen break. One that another gateway runs looks the same, for a few seconds.
                 if error.reason is not Reason.DUPLICATE_REQUEST_ID:
                     raise
                 await self._recover(error)

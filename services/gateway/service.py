@@ -10,8 +10,10 @@ from common.config import GatewayConfig
 from common.config_values import parse_addresses
 from common.metrics.leaks import LeakWatch
 from common.model_config import load_model_config
+from common.racing import race
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
+from common.rpc.shared_port import SIGNAL, check_shareable
 from common.text_codec import IdsOnly, load_text_codec
 from sangam.v1 import inference_pb2_grpc
 from services.gateway.admission import Admission
@@ -32,9 +34,13 @@ _log = logging.getLogger(__name__)
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then let running requests end (at most `drain_s`).
 
+    With `share_port` a signal says that the next life serves: this one then serves until nobody calls it any more.
+
     Ready as soon as it listens: requests that arrive before the scheduler wait for it. Raises `CheckpointError` for a
     bad model folder before any port is opened.
     """
+    if config.share_port:
+        check_shareable("--share-port")
     model = load_model_config(config.model_dir)
     text = load_text_codec(config.model_dir)
     if isinstance(text, IdsOnly):
@@ -70,16 +76,34 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             resume=ResumePolicy(),
             auditor=auditor,
         )
-        server = RpcServer(service_names=[SERVICE_NAME])
+        server = RpcServer(service_names=[SERVICE_NAME], shares_port=config.share_port)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
         address = await server.start(config.host, config.port)
         await server.set_serving(True)
+        succeeded = _succession(config)
         write_ready_file(config.ready_file, service="gateway", address=address)
         _log.info("gateway serves %s at %s, scheduler %s", model.model_id, address, config.scheduler_address)
-        await stop.wait()
+        await race(stop.wait(), succeeded.wait())
         auditing.cancel()
+        # Who comes back would come back to the next life.
+        requests.wait_for_nobody()
+        if not stop.is_set():
+            _log.info("the next life serves; %d requests in flight", admission.inflight_requests)
+            await race(_ended(stop), server.move_clients())
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
         await server.stop(config.drain_s)
         for task in background:
             task.cancel()
         work.close()
+
+
+def _succession(config: GatewayConfig) -> asyncio.Event:
+    """Set when the next life serves at this one's port."""
+    succeeded = asyncio.Event()
+    if config.share_port:
+        asyncio.get_running_loop().add_signal_handler(SIGNAL, succeeded.set)
+    return succeeded
+
+
+async def _ended(stop: asyncio.Event) -> None:
+    await stop.wait()

@@ -54,7 +54,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Schedule(
         self, request: scheduler_pb2.ScheduleRequest, context: Context
     ) -> AsyncIterator[scheduler_pb2.ScheduleResponse]:
-        """Run one request; its end, however it comes, ends the request in the core too."""
+        """Run one request, or share the one that runs; the end of its last call ends the request in the core too."""
         shell = self._office.reign().shell
         spec = request_spec_from_proto(request, deadline_s=child_timeout_s(context))
         ahead = shell.queued_blocks

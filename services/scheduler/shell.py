@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -81,7 +82,7 @@ class SchedulerShell:
         self._fencer = fencer
         self._tasks: asyncio.TaskGroup | None = None
         self._calls: dict[CallId, asyncio.Task[None]] = {}
-        self._outboxes: dict[RequestId, RequestOutbox] = {}
+        self._outboxes: dict[RequestId, list[RequestOutbox]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
@@ -119,7 +120,7 @@ class SchedulerShell:
     def stop(self, error: WireError) -> None:
         """End every stream with `error`, cancel every call, and let `run` return."""
         self._stopping = True
-        for outbox in self._outboxes.values():
+        for outbox in itertools.chain.from_iterable(self._outboxes.values()):
             outbox.fail(error)
         self._liveness.close_all(error)
         if not self._ended.done():
@@ -136,17 +137,29 @@ class SchedulerShell:
         return self._core.queued_blocks
 
     def submit(self, spec: RequestSpec) -> RequestOutbox:
-        """Take a request on. Raises WireError, with nothing changed, when the core refuses it."""
+        """Take a request on, or let a further client share the one that runs: it first gets all tokens so far.
+
+        Raises WireError, with nothing changed, when the core refuses it.
+        """
         self.check_serving()
         outbox = RequestOutbox(spec.request_id)
+        if (so_far := self._core.so_far(spec)) is not None:
+            if so_far.step.positions:
+                outbox.put(so_far)
+            self._outboxes[spec.request_id].append(outbox)
+            return outbox
         effects = self._handle(RequestSubmitted(spec=spec))
-        self._outboxes[spec.request_id] = outbox
+        self._outboxes[spec.request_id] = [outbox]
         self._carry_out(effects)
         return outbox
 
     def abandon(self, outbox: RequestOutbox, reason: Reason) -> None:
-        """The client of `outbox` is gone: cancel its request, unless it has ended."""
-        if self._outboxes.get(outbox.request_id) is outbox and not self._stopping:
+        """The client of `outbox` is gone: cancel its request, unless it has ended or others share it."""
+        sharing = self._outboxes.get(outbox.request_id, [])
+        if outbox not in sharing or self._stopping:
+            return
+        sharing.remove(outbox)
+        if not sharing:
             del self._outboxes[outbox.request_id]
             self.apply(RequestCancelled(request_id=outbox.request_id, reason=reason))
 
@@ -245,8 +258,8 @@ class SchedulerShell:
     def _start_call(
         self, effect: CallPrefill | CallDecode, outcomes: AsyncGenerator[Sequence[CallOutcome], None]
     ) -> None:
-        outbox = self._outboxes.get(effect.work.attempt.request_id)
-        task = self.spawn(self._follow(outcomes), context=None if outbox is None else outbox.context)
+        sharing = self._outboxes.get(effect.work.attempt.request_id)
+        task = self.spawn(self._follow(outcomes), context=sharing[0].context if sharing else None)
         self._calls[effect.call_id] = task
         task.add_done_callback(lambda done: self._forget_call(effect.call_id))
 
@@ -275,18 +288,18 @@ class SchedulerShell:
         self.spawn(self._worker_calls.disconnect(life))
 
     def _publish(self, effect: PublishStep | PublishBlock) -> None:
-        outbox = self._outboxes.get(effect.request_id)
-        if outbox is not None:
+        for outbox in self._outboxes.get(effect.request_id, ()):
             outbox.put(effect)
 
     def _publish_last(self, effect: FinishRequest | FailRequest) -> None:
-        outbox = self._outboxes.pop(effect.request_id, None)
+        sharing = self._outboxes.pop(effect.request_id, [])
         if isinstance(effect, FailRequest) and effect.reason is Reason.INTERNAL:
-            trace_id = current_trace_id() if outbox is None else outbox.trace_id
+            trace_id = sharing[0].trace_id if sharing else current_trace_id()
             log.error("request %s failed (trace %s): %s", effect.request_id, trace_id, effect.story)
-            if outbox is not None:
+            for outbox in sharing:
                 outbox.fail(internal_error(trace_id))
-        elif outbox is not None:
+            return
+        for outbox in sharing:
             outbox.put(effect)
 
     async def _watch(self) -> None:
@@ -300,7 +313,7 @@ class SchedulerShell:
     def _tell_who_waits(self) -> None:
         waiting = self._core.unservable()
         for request_id in self._wait_notices.due(waiting, self._clock.now()):
-            if (outbox := self._outboxes.get(request_id)) is not None:
+            for outbox in self._outboxes.get(request_id, ()):
                 outbox.put(RequestWaits(reason=waiting[request_id]))
 
     def _unowned(self) -> list[Unowned]:

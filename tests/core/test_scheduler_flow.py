@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -315,6 +316,27 @@ def test_resume_starts_at_the_next_block_and_repeats_no_token() -> None:
     assert only(told, fx.PublishStep).step.positions == (4, 7)
     assert stage.core.view().replay_divergences == 1  # 6 was shown as something else; the shown one stays
     assert kinds(stage.completed(call, 0, FinishReason.LENGTH)) == ["PublishBlock", "FinishRequest"]
+
+
+def test_what_is_there_of_a_running_request_is_told_to_whoever_asks_for_the_same() -> None:
+    stage = Stage(COLOCATED, decoder())
+    spec = request_spec("r", max_tokens=8, block=4, deadline_s=9.0)
+    assert stage.core.so_far(spec) is None
+    call = only(stage.submit(spec), fx.CallDecode)
+    nothing = stage.core.so_far(spec)
+    assert nothing is not None and nothing.step.positions == ()
+    second = only(stage.run_block(call), fx.CallDecode)
+    stage.stepped(second, 0, [6])
+    before = stage.core.view()
+    for same in (spec, replace(spec, deadline_s=None, committed_token_ids=(1, 2, 3, 4), shown=((4, 5),))):
+        told = stage.core.so_far(same)
+        assert told is not None and (told.block, told.step.positions) == (1, (0, 1, 2, 3, 6))
+        assert told.step.token_ids == tuple(token_at("r", position) for position in told.step.positions)
+    for other in (request_spec("r", max_tokens=7, block=4), replace(spec, tenant="t"), request_spec("q")):
+        assert stage.core.so_far(other) is None
+    assert stage.core.view() == before
+    stage.run_block(second, FinishReason.LENGTH)
+    assert stage.core.so_far(spec) is None
 
 
 def test_resume_after_the_last_block_only_ends() -> None:

@@ -128,6 +128,14 @@ async def test_tokens_of_the_open_block_that_come_otherwise_are_counted(client, 
     assert growth.of("sangam_replay_divergence_total") == 0
 
 
+async def test_a_scheduler_that_runs_the_request_for_another_gateway_tells_all_it_has(client, scheduler):
+    scheduler.script(play(queued(), step(1, 0, revealed_tokens(b"abcdef")), *SECOND[1:]))
+    growth = Growth()
+    assert (await client.generate(**carrying(b"aXcd"))).text == "efgh"
+    assert growth.of("sangam_carried_divergence_total") == 1
+    assert growth.of("sangam_replay_divergence_total") == 0
+
+
 async def test_what_a_client_brought_is_not_audited(start_gateway, scheduler):
     scheduler.script(play(*SECOND), WHOLE, WHOLE)
     growth = Growth()

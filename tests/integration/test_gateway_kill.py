@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -18,6 +19,8 @@ from common.cli.cluster_metrics import fetch_readings
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.local_check import LocalCheck
 from common.cli.reconnect import Reconnect
+from common.cli.service_specs import ServiceSpecs
+from common.cli.supervisor import ManagedProcess
 from common.core.params import CacheMode, ConfidenceQuota, RandomReveal
 from common.generation_input import GenerationInput
 from common.rpc.channel import open_channel
@@ -159,3 +162,31 @@ async def test_the_command_lines_client_brings_along_what_it_has(cluster: Cluste
     assert output.token_ids == alone.run(wanted).token_ids
     assert output.carried_tokens >= 3 * BLOCK_TOKENS
     assert len(output.blocks) == BLOCKS - output.carried_tokens // BLOCK_TOKENS == output.attempts
+
+
+async def test_another_gateway_shares_a_request_that_runs_and_outlives_the_first(
+    cluster: Cluster, alone: LocalCheck, tmp_path: Path
+) -> None:
+    wanted, _ = CASES["dual, within a block"]
+    request = request_of(wanted)
+    request.request_id = "of-two-gateways"
+    expected = list(alone.run(wanted).token_ids)
+    spec = ServiceSpecs(cluster.config).gateway(schedulers=cluster.scheduler_address)
+    other = ManagedProcess(spec, run_dir=tmp_path, say=lambda line: None)
+    await other.start(timeout_s=60)
+    before = await work_of(cluster)
+    async with open_channel(cluster.gateway_address) as here, open_channel(other.address) as there:
+        call = inference_pb2_grpc.InferenceServiceStub(here).Generate(request, timeout=60)
+        await read_until(aiter(call), [], BLOCK_TOKENS)
+        tokens: list[int] = []
+        responses = aiter(inference_pb2_grpc.InferenceServiceStub(there).Generate(request, timeout=60))
+        await read_until(responses, tokens, BLOCK_TOKENS)
+        await kill_gateway(cluster)
+        await read_until(responses, tokens, len(expected))
+        finished = [response.finished async for response in responses if response.HasField("finished")]
+    assert tokens == expected
+    assert len(finished) == 1 and finished[0].usage.attempts == BLOCKS
+    await eventually(lambda: all_pages_free(cluster))
+    # It ran once.
+    assert (await work_of(cluster)).blocks - before.blocks == BLOCKS
+    await other.stop(grace_s=10)

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 import pytest_asyncio
 
 from common.cli.cluster import Cluster
+from common.cli.gateway_client import request_of
 from common.cli.local_check import LocalCheck
 from common.cli.restart_orders import leave_order, obey_restart_orders
 from common.cli.run_dir import NoCluster
 from common.core.params import ConfidenceQuota
 from common.generation_input import GenerationInput
-from tests.integration.cluster_help import all_pages_free, ask, eventually, random_model, running_cluster
+from sangam.v1 import inference_pb2_grpc
+from tests.integration.cluster_help import TIMEOUT_S, all_pages_free, ask, eventually, random_model, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONG = GenerationInput(
     text="The river runs", token_ids=None, max_tokens=192, strategy=ConfidenceQuota(1), temperature=0.5, ignore_eos=True
 )
-BEHIND_THE_GATEWAY = ("scheduler", "prefill-0", "decode-0", "kv_store")
+ALL = ("gateway", "scheduler", "prefill-0", "decode-0", "kv_store")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -38,25 +42,38 @@ def expected(cluster: Cluster) -> tuple[int, ...]:
     return LocalCheck.load(cluster.config.model_dir, [LONG], device="cpu", dtype="auto").run(LONG).token_ids
 
 
-async def test_all_behind_the_gateway_restart_without_a_failed_request(
+async def plain_answer(channel: grpc.aio.Channel, wanted: GenerationInput) -> tuple[int, ...]:
+    """The tokens of one request, asked once as any gRPC client asks."""
+    stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+    runs = [response.committed async for response in stub.Generate(request_of(wanted), timeout=TIMEOUT_S)]
+    return tuple(token for run in runs for token in run.token_ids)
+
+
+async def test_all_services_restart_and_no_request_of_plain_clients_fails(
     cluster: Cluster, expected: tuple[int, ...]
 ) -> None:
     pids, over = cluster.processes, asyncio.Event()
 
-    async def client() -> int:
+    async def client(*, connects_anew: bool) -> int:
         asked = 0
         while not over.is_set():
-            assert (await ask(cluster, LONG)).token_ids == expected
-            asked += 1
+            # Channels of one process share their connections, unless told not to.
+            async with grpc.aio.insecure_channel(
+                cluster.gateway_address, options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as channel:
+                while not over.is_set():
+                    assert await plain_answer(channel, LONG) == expected
+                    asked += 1
+                    if connects_anew:
+                        break
         return asked
 
-    clients = [asyncio.create_task(client()) for _ in range(3)]
-    assert [name async for name in cluster.renew(BEHIND_THE_GATEWAY)] == list(BEHIND_THE_GATEWAY)
+    clients = [asyncio.create_task(client(connects_anew=anew)) for anew in (True, True, False, False)]
+    assert [name async for name in cluster.renew()] == list(ALL)
     over.set()
     assert all(await asyncio.gather(*clients))
-    for name in BEHIND_THE_GATEWAY:
+    for name in ALL:
         assert cluster.processes[name] != pids[name] and cluster.restarts[name] == 1
-    assert cluster.processes["gateway"] == pids["gateway"]
     await eventually(lambda: all_pages_free(cluster))
 
 

@@ -83,7 +83,8 @@ async def test_live_request_id_is_refused_and_the_live_request_goes_on(
     prefill.gate.clear()
     first = asyncio.create_task(collect(scheduler.stub.Schedule(make_request("same"))))
     await asyncio.wait_for(prefill.started.wait(), 10)
-    assert (await failure_of(scheduler.stub.Schedule(make_request("same")))).reason is Reason.DUPLICATE_REQUEST_ID
+    other = make_request("same", max_tokens=21)
+    assert (await failure_of(scheduler.stub.Schedule(other))).reason is Reason.DUPLICATE_REQUEST_ID
     prefill.gate.set()
     assert len(revealed(await first)) == 20
 
