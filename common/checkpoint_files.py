@@ -9,18 +9,25 @@ from typing import Any
 from common.errors import CheckpointError
 
 
-def read_text(path: Path) -> str:
-    """The file's text. Raises `CheckpointError` when it cannot be read or is not UTF-8."""
+def read_text(path: Path, *, if_missing: str = "") -> str:
+    """The file's text. Raises `CheckpointError` when it cannot be read or is not UTF-8.
+
+    `if_missing` is advice for whoever named a folder without this file.
+    """
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file" + (f"; {if_missing}" if if_missing else "")) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not UTF-8 text: {error}") from None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The file's JSON object. Raises `CheckpointError` when it holds anything else."""
+def read_object(path: Path, *, if_missing: str = "") -> dict[str, Any]:
+    """The file's JSON object. Raises `CheckpointError` when it holds anything else; see `read_text`."""
     try:
-        document = json.loads(read_text(path))
+        document = json.loads(read_text(path, if_missing=if_missing))
     except ValueError as error:
         raise CheckpointError(f"{path}: not readable as JSON: {error}") from None
     if not isinstance(document, dict):

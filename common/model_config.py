@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.checkpoint_files import read_object
 from common.errors import CheckpointError, InvalidPrompt
 
 CONFIG_FILE = "config.json"
+_IF_MISSING = f"a model folder needs {CONFIG_FILE} and *.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,22 +69,10 @@ class ModelConfig:
 def load_model_config(model_dir: Path) -> ModelConfig:
     """Read and check `model_dir`/config.json. Raises `CheckpointError` naming the file and the key."""
     path = model_dir / CONFIG_FILE
-    fields = _Fields(path, _read_json(path))
+    fields = _Fields(path, read_object(path, if_missing=_IF_MISSING))
     config = _reader_for(fields)(fields, model_dir.resolve().name)
     _check_consistency(fields, config)
     return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file; a model folder needs config.json and *.safetensors") from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path}: holds {type(document).__name__} where an object is expected")
-    return document
 
 
 class _Fields:

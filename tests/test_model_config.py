@@ -125,11 +125,34 @@ def test_unsupported_dream_variants_are_refused(tmp_path, changes, match):
         load_model_config(tmp_path / "m")
 
 
-@pytest.mark.parametrize("content", [None, "{", "[1]", "\xff"])
-def test_an_unreadable_config_is_named(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, r"no such file; a model folder needs config\.json and \*\.safetensors"),
+        ("{", "not readable as JSON"),
+        ("[1]", "holds list where an object is expected"),
+        ("\xff", "not UTF-8 text"),
+    ],
+)
+def test_an_unreadable_config_is_named(tmp_path, content, problem):
     if content is not None:
         (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(CheckpointError, match=r"config\.json"):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {problem}"):
+        load_model_config(tmp_path)
+
+
+def test_a_config_that_may_not_be_read_is_named(model_dir, monkeypatch):
+    def refuse(path: Path, *_args: Any, **_options: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)  # a mode of the file would not stop root
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: Permission denied$"):
+        load_model_config(model_dir)
+
+
+def test_a_folder_in_the_configs_place_is_named(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: Is a directory$"):
         load_model_config(tmp_path)
 
 
