@@ -68,8 +68,8 @@ class CommittedTokens:
     def reveal(self, positions: Sequence[int], token_ids: Sequence[int]) -> Reveal:
         """Take one step's delta (parallel sequences); positions behind the cut or already seen do nothing."""
         fresh = []
-        self.divergences += self.differing(positions, token_ids)
         for index, (position, token) in enumerate(zip(positions, token_ids, strict=True)):
+            self.divergences += self._tokens.get(position, token) != token
             if position >= self._end or position in self._tokens or self._finish is not None:
                 continue
             self._tokens[position] = token
@@ -80,12 +80,6 @@ class CommittedTokens:
         reached = len(self._committed)
         behind_gap = () if self._finish else tuple(pair for pair in fresh if reached <= pair[1] < self._end)
         return Reveal(run=run, provisional=behind_gap)
-
-    def differing(self, positions: Sequence[int], token_ids: Sequence[int]) -> int:
-        """How many of these (parallel sequences) are known already, and as other tokens."""
-        return sum(
-            self._tokens.get(position, token) != token for position, token in zip(positions, token_ids, strict=True)
-        )
 
     def whole_blocks(self, block_length_tokens: int) -> tuple[int, ...]:
         """The committed tokens of whole blocks: what a resumed request need not compute again."""

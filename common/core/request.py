@@ -227,10 +227,14 @@ class Request:
         """Every (position, token) that its client has, ascending."""
         return (*enumerate(self.committed), *sorted(self.shown.items()))
 
-    def asks_the_same(self, spec: RequestSpec) -> bool:
-        """Whether `spec` asks for what this request does, however much of it is there and however long it may take."""
+    def is_asked_for_by(self, spec: RequestSpec) -> bool:
+        """Whether `spec` asks for what this request does and contradicts none of its tokens; deadlines may differ."""
         mine = replace(self.spec, deadline_s=None, committed_token_ids=(), shown=())
-        return mine == replace(spec, deadline_s=None, committed_token_ids=(), shown=())
+        if mine != replace(spec, deadline_s=None, committed_token_ids=(), shown=()):
+            return False
+        known = dict(self.tokens)
+        given = (*enumerate(spec.committed_token_ids), *spec.shown)
+        return all(known.get(position, token) == token for position, token in given)
 
     def move(self, target: BlockState, now: float) -> None:
         """Move the block; raises `InvalidTransition`."""

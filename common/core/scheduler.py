@@ -99,9 +99,12 @@ class SchedulerCore:
         return self._flow.book.queued_blocks
 
     def so_far(self, spec: RequestSpec) -> PublishStep | None:
-        """All tokens that the living request has which `spec` asks for, as one step; None when there is no such one."""
+        """All tokens that the living request has which `spec` asks for, as one step; None when there is no such one.
+
+        One that was resumed with other tokens is another: its client would get text of two minds.
+        """
         request = self._flow.book.get(spec.request_id)
-        if request is None or not request.asks_the_same(spec):
+        if request is None or not request.is_asked_for_by(spec):
             return None
         positions, token_ids = zip(*request.tokens, strict=True) if request.tokens else ((), ())
         delta = StepDelta(step=0, positions=positions, token_ids=token_ids, confidences=(1.0,) * len(positions))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_left
 from collections.abc import Sequence
 
 from common.committed import CommittedStream, CommittedText, CommittedTokens, Reveal, TextSink
 from common.core.work import RequestSpec, StepDelta
-from common.metrics.catalogue import CARRIED_DIVERGENCE, REPLAY_DIVERGENCE
+from common.metrics.catalogue import REPLAY_DIVERGENCE
 from sangam.v1 import types_pb2
 
 
@@ -54,19 +53,13 @@ class RequestProgress:
         return text
 
     def step(self, block: int, delta: StepDelta) -> tuple[CommittedText | None, Reveal]:
-        """Take newly revealed tokens; tokens already seen stay as they were.
-
-        Tokens of the blocks that the client brought along come when another gateway runs the request as well.
-        """
+        """Take newly revealed tokens; tokens already seen stay as they were."""
         self._last_step[block] = max(delta.step, self._last_step.get(block, 0))
         self._open_block = block
         self._call_brought_tokens = True
-        carried = bisect_left(delta.positions, self.carried_tokens)
-        differing = self.committed.differing(delta.positions[:carried], delta.token_ids[:carried])
         before = self.committed.divergences
         seen = self._stream.reveal(delta.positions, delta.token_ids)
-        CARRIED_DIVERGENCE.add(differing)
-        REPLAY_DIVERGENCE.add(self.committed.divergences - before - differing)
+        REPLAY_DIVERGENCE.add(self.committed.divergences - before)
         return seen
 
     def block_committed(self, placement: types_pb2.BlockPlacement) -> None:

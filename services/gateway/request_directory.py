@@ -31,7 +31,8 @@ class RequestDirectory:
         self._new_text = new_text
         self._clock = clock
         self._live: dict[str, LiveRequest] = {}
-        self._waits_for_nobody = False
+        self.waits_for_nobody = False
+        """Whether requests end with their last call, whatever grace was asked for."""
         self._tasks = asyncio.TaskGroup()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -66,7 +67,7 @@ class RequestDirectory:
 
     def wait_for_nobody(self) -> None:
         """From now on a request ends with its last call, whatever grace was asked for: nobody can come back here."""
-        self._waits_for_nobody = True
+        self.waits_for_nobody = True
         for live in list(self._live.values()):
             live.wait_for_nobody()
 
@@ -111,7 +112,7 @@ class RequestDirectory:
             tasks=self._tasks,
         )
         self._live[request_id] = live
-        if self._waits_for_nobody:
+        if self.waits_for_nobody:
             live.wait_for_nobody()
         live.begin(work, on_end=self._on_end)
         return live

@@ -69,7 +69,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         Refusals come before any compute; see `services.gateway.request_directory` and `services.gateway.resume`.
         """
         request_id = request_id_of(request)
-        view = view_of(request, model=self._model, max_detach_grace_s=self._max_detach_grace_s)
+        max_grace_s = 0.0 if self._requests.waits_for_nobody else self._max_detach_grace_s
+        view = view_of(request, model=self._model, max_detach_grace_s=max_grace_s)
         responses = self._requests.watch(
             request_id, RequestBody.of(request), view, begin=lambda: self._work_of(request, request_id, context)
         )

@@ -186,8 +186,7 @@ async def test_a_cluster_is_not_started_where_a_gateway_shares_its_port(gateway:
         check_port_free(host, int(port))
 
 
-async def test_a_signal_of_succession_means_nothing_to_a_call_that_is_refused(gateway: Gateway) -> None:
-    """While one life leaves it still says by name what is wrong with a request."""
+async def test_what_is_wrong_with_a_request_is_said_by_either_life(gateway: Gateway) -> None:
     renewing = renew(gateway)
     async with own_connection(gateway.process.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)

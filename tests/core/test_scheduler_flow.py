@@ -328,11 +328,17 @@ def test_what_is_there_of_a_running_request_is_told_to_whoever_asks_for_the_same
     second = only(stage.run_block(call), fx.CallDecode)
     stage.stepped(second, 0, [6])
     before = stage.core.view()
-    for same in (spec, replace(spec, deadline_s=None, committed_token_ids=(1, 2, 3, 4), shown=((4, 5),))):
+    first = tuple(token_at("r", position) for position in range(4))
+    for same in (
+        spec,
+        replace(spec, deadline_s=None, committed_token_ids=first, shown=((5, 77), (6, token_at("r", 6)))),
+    ):
         told = stage.core.so_far(same)
         assert told is not None and (told.block, told.step.positions) == (1, (0, 1, 2, 3, 6))
         assert told.step.token_ids == tuple(token_at("r", position) for position in told.step.positions)
-    for other in (request_spec("r", max_tokens=7, block=4), replace(spec, tenant="t"), request_spec("q")):
+    contradictions = (replace(spec, committed_token_ids=(*first[:3], 77)), replace(spec, shown=((6, 77),)))
+    others = (request_spec("r", max_tokens=7, block=4), replace(spec, tenant="t"), request_spec("q"))
+    for other in (*others, *contradictions):
         assert stage.core.so_far(other) is None
     assert stage.core.view() == before
     stage.run_block(second, FinishReason.LENGTH)

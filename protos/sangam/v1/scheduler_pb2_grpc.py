@@ -70,8 +70,8 @@ class SchedulerServiceServicer:
 
     def Schedule(self, request, context):
         """Run one request to its end; token deltas stream back. With the id of a request that runs, and the same content, the
-        call shares it, and first gets all its tokens so far; with other content it is refused (ALREADY_EXISTS). The end of
-        its last call cancels the request. (Gateway.)
+        call shares it, and first gets all its tokens so far; with other content, or tokens that contradict those, it is
+        refused (ALREADY_EXISTS). The end of its last call cancels the request. (Gateway.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,8 +37,8 @@ class SchedulerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Schedule: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.ScheduleResponse]
     """Run one request to its end; token deltas stream back. With the id of a request that runs, and the same content, the
-    call shares it, and first gets all its tokens so far; with other content it is refused (ALREADY_EXISTS). The end of
-    its last call cancels the request. (Gateway.)
+    call shares it, and first gets all its tokens so far; with other content, or tokens that contradict those, it is
+    refused (ALREADY_EXISTS). The end of its last call cancels the request. (Gateway.)
     """
     RegisterWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RegisterWorkerRequest, _scheduler_pb2.RegisterWorkerResponse]
     """Declare a worker life ready for work; idempotent. (Workers.)"""
@@ -58,8 +58,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Schedule: _aio.UnaryStreamMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.ScheduleResponse]  # type: ignore[assignment]
     """Run one request to its end; token deltas stream back. With the id of a request that runs, and the same content, the
-    call shares it, and first gets all its tokens so far; with other content it is refused (ALREADY_EXISTS). The end of
-    its last call cancels the request. (Gateway.)
+    call shares it, and first gets all its tokens so far; with other content, or tokens that contradict those, it is
+    refused (ALREADY_EXISTS). The end of its last call cancels the request. (Gateway.)
     """
     RegisterWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RegisterWorkerRequest, _scheduler_pb2.RegisterWorkerResponse]  # type: ignore[assignment]
     """Declare a worker life ready for work; idempotent. (Workers.)"""
@@ -82,8 +82,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.ScheduleResponse], _abc.AsyncIterator[_scheduler_pb2.ScheduleResponse]]:
         """Run one request to its end; token deltas stream back. With the id of a request that runs, and the same content, the
-        call shares it, and first gets all its tokens so far; with other content it is refused (ALREADY_EXISTS). The end of
-        its last call cancels the request. (Gateway.)
+        call shares it, and first gets all its tokens so far; with other content, or tokens that contradict those, it is
+        refused (ALREADY_EXISTS). The end of its last call cancels the request. (Gateway.)
         """
 
     @_abc_1.abstractmethod
