@@ -15,7 +15,7 @@ DIR ?= run/sangam-tiny
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: chaos soak compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-kv train clean
+.PHONY: chaos soak compose-test help install install-dev demo test mutants invariance lint format stubs bench-overhead bench-core bench-budget bench-kv train clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -92,6 +92,9 @@ bench-kv: $(VENV)/.installed-runtime $(VENV)/.installed-ucx ## How fast K/V move
 
 bench-core: $(VENV)/.installed-runtime ## Core events per second; what one event costs as cluster and queue grow.
 	@$(BIN)/python -m common.bench.core
+
+bench-budget: $(VENV)/.installed-runtime ## Adaptive token budget against fixed ones, simulated (an hour on one core); ARGS='--seeds 1'.
+	@$(BIN)/python -m common.bench.budget $(ARGS)
 
 # glibc gives large blocks back to the system at once, and every training step would fetch them again.
 train: $(VENV)/.installed-runtime ## Train sangam-tiny anew into DIR (an hour on one core); ARGS='--model dream' for its twin.

@@ -253,14 +253,8 @@ class WorkerConfig(CoreServiceConfig):
     token_budget: TokensOrAuto = field(
         default=defaults.DEFAULT_TOKEN_BUDGET_TOKENS,
         metadata=about(
-            "tau: query tokens one iteration may spend; auto: as many as keep the target decode gap", minimum=1
-        ),
-    )
-    target_decode_gap_s: float = field(
-        default=defaults.DEFAULT_TARGET_DECODE_GAP_S,
-        metadata=about(
-            "token budget auto: mean time between two steps of a decode to aim at while prefills wait, in seconds",
-            above=0,
+            "tau: query tokens one iteration may spend; auto: set by what iterations cost, as is the number of blocks",
+            minimum=1,
         ),
     )
     max_prefill_tokens_per_batch: int = field(

@@ -145,6 +145,8 @@ def _worker_facts(worker: scheduler_pb2.WorkerState) -> dict[str, Any]:
             "token_budget_tokens": report.token_budget_tokens,
             "token_budget_adapts": report.token_budget_adapts,
             "decode_gap_s": report.decode_gap_s,
+            "wanted_blocks": report.wanted_blocks,
+            "wanted_prefill_tokens": report.wanted_prefill_tokens,
         }
         if worker.HasField("report")
         else None,
@@ -189,9 +191,10 @@ def _troubles(state: scheduler_pb2.GetClusterStateResponse) -> str:
 
 
 def _budget(worker: dict[str, Any]) -> str:
-    """The token budget in force; a prefill worker has none."""
+    """The token budget in force, and how many blocks an adaptive one wants; a prefill worker has none."""
     if worker["role"] != Role.DECODE.value:
         return "-"
     reported = worker["reported"] or {}
     tokens = reported.get("token_budget_tokens") or worker["token_budget_tokens"]
-    return f"{tokens}{' auto' * reported.get('token_budget_adapts', False)}"
+    wanted = f", {reported.get('wanted_blocks')} blocks" if reported.get("wanted_blocks") else ""
+    return f"{tokens}{' auto' * reported.get('token_budget_adapts', False)}{wanted}"

@@ -1,41 +1,89 @@
-"""Sets a worker's token budget tau from what its iterations cost, so that decodes keep a target gap. Pure."""
+"""Sets a worker's token budget tau, and the number of blocks it wants, from what its iterations cost. Pure."""
 
 from __future__ import annotations
 
-from common.core.defaults import MAX_ADAPTIVE_BUDGET_TOKENS, MIN_ADAPTIVE_FRESH_TOKENS, PREFILL_DRAIN_ITERATIONS
+import math
+from dataclasses import dataclass
+
+from common.core.defaults import ADAPTIVE_PLAIN_SHARE
 from common.core.token_budget import DeficitTokenBudget
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_iteration import Iteration
 
-SMOOTHING = 0.1
+SMOOTHING = 0.05
 """Weight of the newest measurement in each running mean."""
 
-MAX_STEP = 1.25
-"""Largest factor by which the budget for prefills changes from one iteration to the next."""
+
+@dataclass(slots=True)
+class _Mean:
+    """A running mean; 0 before the first value."""
+
+    value: float = 0.0
+    known: bool = False
+
+    def add(self, value: float) -> None:
+        self.value = self.value + SMOOTHING * (value - self.value) if self.known else value
+        self.known = True
+
+
+class _Line:
+    """A least-squares line through recent points (x, y), both at least 0; older points count less."""
+
+    def __init__(self) -> None:
+        self._x, self._y, self._xx, self._xy = _Mean(), _Mean(), _Mean(), _Mean()
+
+    def add(self, x: float, y: float) -> None:
+        for mean, value in ((self._x, x), (self._y, y), (self._xx, x * x), (self._xy, x * y)):
+            mean.add(value)
+
+    def at(self, x: float) -> float:
+        """y at that x, of a line that neither falls nor begins below 0; flat while every x was the same."""
+        mean_x, mean_y = self._x.value, self._y.value
+        spread = self._xx.value - mean_x * mean_x
+        if spread <= 1e-6 * self._xx.value:
+            return mean_y
+        slope = min(max(0.0, (self._xy.value - mean_x * mean_y) / spread), mean_y / mean_x)
+        return mean_y + slope * (x - mean_x)
 
 
 class BudgetTuner:
-    """Measures iterations; with `adapts`, answers a budget for each.
+    """Measures iterations; with `adapts`, answers a budget for each, and how many blocks the worker wants.
 
-    Model: an iteration with P prefill tokens takes a + c P seconds; a is the running mean over iterations without
-    prefills, c that of the cost per prefill token. While prefills wait, tau - decode tokens tends to
-    max((G - a) / c, Q / K): the first lets the mean decode gap be the target G, the second (Q tokens waiting, K =
-    PREFILL_DRAIN_ITERATIONS) drains a backlog at a rate that grows with it, so that a gap no worker can keep does not
-    stall prefills for ever. One prefill cannot be split, so single gaps may be longer: see `DeficitTokenBudget`.
+    Every iteration has a fixed cost (launch, reading the weights). Decodes that run along with a prefill hardly pay it;
+    an iteration without a prefill, a plain one, pays it for them alone. So the more blocks there are, the less time
+    goes into plain iterations; but the longer each block takes, since it stands still during every prefill but its own.
+    The tuner wants the fewest blocks with which plain iterations take a share S (ADAPTIVE_PLAIN_SHARE) of the time: the
+    other blocks wait, oldest request first, at the scheduler, where any worker may take them.
 
-    Stability: a and c are costs of the hardware, not of tau, so the answer does not feed back into the model; what is
-    left is Q / K, a first-order decay. Steps are limited to a factor of `MAX_STEP` per iteration.
+    Model: a block takes M forwards, of which the first is its prefill. With K blocks and one prefill at a time, the M
+    forwards of a block see the prefills of all K, and M - K plain iterations. These last D seconds, those with a
+    prefill P (all running means), so S = (M - K) D / ((M - K) D + K P), that is
+
+        K = (1 - S) M D / (S P + (1 - S) D).
+
+    Prefills much cheaper than an iteration's fixed cost A run together, as many tokens as take A: A / c, with c the
+    cost per prefill token (`wanted_prefill_tokens`); K is then as many times larger. tau of an iteration leaves
+    prefills that many tokens or, if it is more, what the head of the queue needs: the worker does not hold back what it
+    asked for. The guarantees of `DeficitTokenBudget` hold with each iteration's own tau.
+
+    Stability: M, c, A and a prefill's own cost p do not depend on K; D = A + b K does, and P = D + p. One block more
+    makes D longer by b, and the answer larger by (b K / D) * (S p / (D + S p)): two factors below 1, so it settles.
     """
 
     def __init__(self, config: WorkerCoreConfig) -> None:
         self.adapts = config.token_budget_adapts
         self.last_duration_s = 0.0
-        self.decode_gap_s = 0.0
+        self.wanted_blocks = 0
+        self.wanted_prefill_tokens = 0
         self._budget_tokens = config.token_budget_tokens
-        self._target_gap_s = config.target_decode_gap_s
-        self._fresh_tokens = float(max(config.token_budget_tokens, MIN_ADAPTIVE_FRESH_TOKENS))
-        self._base_s: float | None = None
-        self._per_token_s: float | None = None
+        self._most_blocks = config.max_batch_size
+        self._gap_s = _Mean()
+        self._plain_s = _Mean()
+        self._mixed_s = _Mean()
+        self._per_token_s = _Mean()
+        self._canvas_tokens = _Mean()
+        self._forwards = _Mean()
+        self._plain_line = _Line()
         self._gap_from_s: float | None = None
 
     @property
@@ -43,48 +91,63 @@ class BudgetTuner:
         """tau of the newest iteration."""
         return self._budget_tokens
 
-    def next_budget_tokens(self, *, decode_tokens: int, waiting_tokens: int) -> int:
-        """tau for the iteration that is being planned, with so many decode tokens and prefill tokens waiting."""
-        if not self.adapts:
-            return self._budget_tokens
-        wanted = self._wanted_fresh_tokens(waiting_tokens)
-        low, high = self._fresh_tokens / MAX_STEP, self._fresh_tokens * MAX_STEP
-        self._fresh_tokens = min(max(wanted, low, MIN_ADAPTIVE_FRESH_TOKENS), high, MAX_ADAPTIVE_BUDGET_TOKENS)
-        self._budget_tokens = decode_tokens + round(self._fresh_tokens)
+    @property
+    def decode_gap_s(self) -> float:
+        """Mean time between two steps of a decode; 0 before the first."""
+        return self._gap_s.value
+
+    def next_budget_tokens(self, *, decode_tokens: int, head_tokens: int, deficit_tokens: int = 0) -> int:
+        """tau for the iteration that is being planned, with so many decode tokens and a head of the queue that long."""
+        if self.wanted_blocks:
+            fresh_tokens = max(self.wanted_prefill_tokens, head_tokens - deficit_tokens, 1)
+            self._budget_tokens = decode_tokens + fresh_tokens
         return self._budget_tokens
 
-    def retune(self, budget: DeficitTokenBudget, *, decode_tokens: int, waiting_tokens: int) -> None:
+    def retune(self, budget: DeficitTokenBudget, *, decode_tokens: int, head_tokens: int) -> None:
         """Give `budget` its tau for the iteration that is being planned; nothing happens unless it adapts."""
         if self.adapts:
-            budget.retune(self.next_budget_tokens(decode_tokens=decode_tokens, waiting_tokens=waiting_tokens))
+            budget.retune(
+                self.next_budget_tokens(
+                    decode_tokens=decode_tokens, head_tokens=head_tokens, deficit_tokens=budget.deficit_tokens
+                )
+            )
 
     def observe(self, iteration: Iteration, *, duration_s: float, now: float) -> None:
         """An iteration has ended at `now` after `duration_s` in the forward."""
         self.last_duration_s = duration_s
         self._observe_gap(iteration, now)
-        if not iteration.prefill_tokens:
-            self._base_s = _blend(self._base_s, duration_s)
+        self._observe_cost(iteration, duration_s)
+        if self.adapts and self._plain_s.known and self._forwards.known and self._per_token_s.value > 0.0:
+            self._decide()
+
+    def _observe_cost(self, iteration: Iteration, duration_s: float) -> None:
+        if not iteration.prefills:
+            self._plain_s.add(duration_s)
+            self._plain_line.add(iteration.decode_tokens, duration_s)
             return
-        base_s = 0.0 if self._base_s is None else self._base_s
-        per_token_s = max(0.0, duration_s - (base_s if iteration.decode_tokens else 0.0)) / iteration.prefill_tokens
-        self._per_token_s = _blend(self._per_token_s, per_token_s)
+        prefill_s = max(0.0, duration_s - self._plain_line.at(iteration.decode_tokens))
+        self._mixed_s.add(duration_s)
+        self._per_token_s.add(prefill_s / iteration.prefill_tokens)
+        self._canvas_tokens.add(iteration.prefill_tokens / len(iteration.prefills))
 
-    def _observe_gap(self, iteration: Iteration, now: float) -> None:
-        """A decode of this iteration saw the time since the iteration before it, if that ran without a pause."""
-        if iteration.decode_tokens and self._gap_from_s is not None:
-            self.decode_gap_s = _blend(self.decode_gap_s or None, now - self._gap_from_s)
-        self._gap_from_s = now
+    def _decide(self) -> None:
+        """What is wanted, from the means: see above. One more block than K, since the next one is on its way here."""
+        self.wanted_prefill_tokens = round(self._plain_line.at(0) / self._per_token_s.value)
+        at_once = max(1.0, self.wanted_prefill_tokens / self._canvas_tokens.value)
+        plain_s = (1.0 - ADAPTIVE_PLAIN_SHARE) * self._plain_s.value
+        blocks = at_once * self._forwards.value * plain_s / (ADAPTIVE_PLAIN_SHARE * self._mixed_s.value + plain_s)
+        self.wanted_blocks = math.ceil(min(max(blocks, 1.0), self._most_blocks)) + 1
 
-    def _wanted_fresh_tokens(self, waiting_tokens: int) -> float:
-        if self._base_s is None or not self._per_token_s:
-            return self._fresh_tokens
-        keeps_gap = (self._target_gap_s - self._base_s) / self._per_token_s
-        return max(keeps_gap, waiting_tokens / PREFILL_DRAIN_ITERATIONS)
+    def observe_block(self, forwards: int) -> None:
+        """A block is complete after so many forwards, its prefill included."""
+        self._forwards.add(forwards)
 
     def pause(self) -> None:
         """Nothing runs now: the time until the next iteration is nobody's gap."""
         self._gap_from_s = None
 
-
-def _blend(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + SMOOTHING * (value - mean)
+    def _observe_gap(self, iteration: Iteration, now: float) -> None:
+        """A decode of this iteration saw the time since the iteration before it, if that ran without a pause."""
+        if iteration.decode_tokens and self._gap_from_s is not None:
+            self._gap_s.add(now - self._gap_from_s)
+        self._gap_from_s = now

@@ -103,7 +103,7 @@ DEFAULT_LENGTH_SLACK = 0.1
 DEFAULT_QUEUE_ORDER = QueueOrder.ARRIVAL
 """Order of the waiting blocks of one tenant and priority."""
 
-DEFAULT_DISPATCH = Dispatch.EAGER
+DEFAULT_DISPATCH = Dispatch.LATE
 """When a prefill is bound to a worker."""
 
 DEFAULT_DISPATCH_AHEAD_ITERATIONS = 2
@@ -118,17 +118,8 @@ DEFAULT_MAX_QUEUE_WAIT_S = 30.0
 DEFAULT_STUCK_FORWARD_S = 60.0
 """A forward that runs this long is taken for hung, and its worker ends itself; a GPU's longest take a few seconds."""
 
-DEFAULT_TARGET_DECODE_GAP_S = 0.1
-"""Time between two steps of a decode that an adaptive token budget aims at while prefills wait."""
-
-MIN_ADAPTIVE_FRESH_TOKENS = 128
-"""Least that an adaptive token budget leaves for prefills in an iteration."""
-
-MAX_ADAPTIVE_BUDGET_TOKENS = 32_768
-"""Most that an adaptive token budget leaves for prefills in an iteration."""
-
-PREFILL_DRAIN_ITERATIONS = 8
-"""An adaptive token budget admits at least one part in this many of the prefill tokens that wait."""
+ADAPTIVE_PLAIN_SHARE = 0.23
+"""Share of a worker's time that iterations without a prefill are to take, with an adaptive token budget."""
 
 MIN_ADAPTIVE_THRESHOLD_TOKENS = 1024
 """Smallest adaptive overload threshold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.core.cluster import WorkerSpec
-from common.core.dispatch import bindable_tokens
+from common.core.dispatch import bindable_tokens, wanted_tokens
 from common.core.ids import Role, ServingMode, WorkerId, WorkerLife
 from common.core.incarnations import Incarnations
 from common.core.options import Dispatch
@@ -192,10 +192,15 @@ class Fleet:
         room = self._memory(account)
         if account.spec.role is Role.PREFILL:
             room = min(room, self._reaches().of(account.spec))
-        if config.dispatch is Dispatch.LATE:
-            bindable = bindable_tokens(account, config.dispatch_ahead)
-            room = room if bindable is None else min(room, bindable)
-        return room
+        bindable = self._bindable(account)
+        return room if bindable is None else min(room, bindable)
+
+    def _bindable(self, account: WorkerAccount) -> int | None:
+        """Longest canvas that it is time to give to that worker; None: any."""
+        if account.says_what_it_wants:
+            return wanted_tokens(account)
+        late = self._config.dispatch is Dispatch.LATE
+        return bindable_tokens(account, self._config.dispatch_ahead) if late else None
 
     def _memory(self, account: WorkerAccount) -> int:
         """Longest canvas it has pages for now; 0 during a back-off."""

@@ -15,8 +15,10 @@ class QueueOrder(enum.Enum):
 
 
 class Dispatch(enum.Enum):
-    """When a prefill is bound to a worker. EAGER: as soon as one has room (the paper's). LATE: only when one would
-    admit it within `dispatch_ahead` iterations, so that a slow or dead worker strands little.
+    """When a prefill is bound to a worker with a fixed budget; one that adapts it says itself how much it wants.
+
+    EAGER: as soon as one has room (the paper's). LATE: only when one would admit it within `dispatch_ahead` iterations,
+    so that a slow or dead worker strands little.
     """
 
     EAGER = "eager"

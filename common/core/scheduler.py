@@ -201,11 +201,12 @@ class SchedulerCore:
         account = self._flow.fleet.get(event.life)
         if account is None:
             return
+        wanted = account.says_what_it_wants
         account.hear(event.report)
         if self._config.overload_threshold_adapts:
             self._tune(account, event.report)
-        if self._config.dispatch is Dispatch.LATE:
-            # A larger deficit or budget may let it admit what it could not.
+        if self._config.dispatch is Dispatch.LATE or wanted or account.says_what_it_wants:
+            # A larger deficit or budget, or another number of wanted blocks, may let it take what it could not.
             self._flow.changed = True
 
     def _tune(self, account: WorkerAccount, report: IterationReport) -> None:

@@ -196,7 +196,9 @@ class IterationReport:
     """What a worker says of its newest iteration and of itself; feeds the scheduler's mirrored ledger and status.
 
     `token_budget_tokens` is tau in force after the iteration (0: not said), `token_budget_adapts` whether the worker
-    sets it itself. `decode_gap_s` is the smoothed time between two steps of a decode.
+    sets it itself. `decode_gap_s` is the smoothed time between two steps of a decode. A worker that sets its budget
+    itself says how many blocks it wants to have at once (0: not yet known), and how many prefill tokens beside another
+    prefill's.
     """
 
     iteration: int
@@ -212,3 +214,5 @@ class IterationReport:
     token_budget_tokens: int = 0
     token_budget_adapts: bool = False
     decode_gap_s: float = 0.0
+    wanted_blocks: int = 0
+    wanted_prefill_tokens: int = 0

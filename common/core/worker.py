@@ -284,6 +284,7 @@ class WorkerCore:
         completion = block.completion
         if completion is None:
             return False
+        self._tuner.observe_block(completion.prefill_forwards + completion.decode_forwards)
         self._effects.append(SendCompletion(attempt=block.attempt, completion=completion))
         self._drop(block)
         return True
@@ -323,7 +324,7 @@ class WorkerCore:
         if self._config.role is Role.PREFILL:
             cap_tokens = self._config.max_prefill_tokens_per_batch
             return admit_prefill_batch(max_batch_tokens=cap_tokens, prefill_tokens=prefill_tokens, reserve=reserve)
-        self._tuner.retune(self._budget, decode_tokens=decode_tokens, waiting_tokens=sum(prefill_tokens))
+        self._tuner.retune(self._budget, decode_tokens=decode_tokens, head_tokens=next(iter(prefill_tokens), 0))
         return self._budget.admit(decode_tokens=decode_tokens, prefill_tokens=prefill_tokens, reserve=reserve)
 
     def _iteration_completed(self, event: IterationCompleted) -> None:

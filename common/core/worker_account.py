@@ -71,6 +71,16 @@ class WorkerAccount:
         return reported or self.spec.token_budget_tokens
 
     @property
+    def outstanding_prefills(self) -> int:
+        """Prefills placed here and not finished."""
+        return len(self.prefill_tokens)
+
+    @property
+    def says_what_it_wants(self) -> bool:
+        """Whether the worker adapts its budget and knows how many blocks it wants."""
+        return self.report is not None and self.report.wanted_blocks > 0
+
+    @property
     def calls(self) -> list[CallId]:
         """Live calls, oldest first."""
         return sorted(self.decode_calls | self.prefill_calls)

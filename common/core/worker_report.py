@@ -36,4 +36,6 @@ def report_of(
         token_budget_tokens=tuner.budget_tokens if decodes else 0,
         token_budget_adapts=decodes and tuner.adapts,
         decode_gap_s=tuner.decode_gap_s,
+        wanted_blocks=tuner.wanted_blocks if decodes else 0,
+        wanted_prefill_tokens=tuner.wanted_prefill_tokens if decodes else 0,
     )

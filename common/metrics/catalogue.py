@@ -73,6 +73,7 @@ ITERATION_TOKENS = Counter("sangam_iteration_tokens_total", "Query tokens of for
 DECODE_GAP_S = Gauge("sangam_decode_gap_s", "Smoothed time between two steps of a decode")
 DEFICIT_TOKENS = Gauge("sangam_deficit_tokens", "Budget left over by earlier iterations")
 TOKEN_BUDGET_TOKENS = Gauge("sangam_token_budget_tokens", "Tau in force")
+WANTED_BLOCKS = Gauge("sangam_wanted_blocks", "Blocks that an adaptive token budget wants at once")
 FREE_PAGES = Gauge("sangam_free_pages", "Free KV pages")
 ACTIVE_DECODES = Gauge("sangam_active_decodes", "Decodes in flight")
 QUEUED_PREFILLS = Gauge("sangam_queued_prefills", "Prefills that wait for admission")

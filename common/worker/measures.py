@@ -30,6 +30,7 @@ class WorkerMeasures:
         metrics.DEFICIT_TOKENS.show(report.deficit_tokens)
         metrics.TOKEN_BUDGET_TOKENS.show(report.token_budget_tokens)
         metrics.DECODE_GAP_S.show(report.decode_gap_s)
+        metrics.WANTED_BLOCKS.show(report.wanted_blocks)
 
     def fetched(self, transfer: KvTransfer, *, early: bool) -> None:
         """K/V of one block has arrived; `early`: its fetch was begun before its prefill was known to have ended."""

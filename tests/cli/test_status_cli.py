@@ -43,6 +43,8 @@ STATE = scheduler_pb2.GetClusterStateResponse(
                 token_budget_tokens=1500,
                 token_budget_adapts=True,
                 decode_gap_s=0.0421,
+                wanted_blocks=6,
+                wanted_prefill_tokens=150,
             ),
         ),
         scheduler_pb2.WorkerState(
@@ -67,6 +69,7 @@ def test_json_holds_the_facts_as_numbers() -> None:
     assert (decode["active_decodes"], decode["reported"]["deficit_tokens"], decode["role"]) == (3, 224, "decode")
     assert (decode["token_budget_tokens"], decode["reported"]["token_budget_tokens"]) == (1024, 1500)
     assert decode["reported"]["token_budget_adapts"] and decode["reported"]["decode_gap_s"] == 0.0421
+    assert (decode["reported"]["wanted_blocks"], decode["reported"]["wanted_prefill_tokens"]) == (6, 150)
     assert (document["overload_threshold_tokens"], document["overload_threshold_adapts"]) == (16384, True)
     assert prefill["reported"] is None and prefill["draining"]
 
@@ -77,7 +80,7 @@ def test_table_shows_every_worker_on_a_line() -> None:
     assert lines[0].endswith("; overload threshold 16384 (auto)")
     assert lines[2].split() == [
         *("decode-0", "decode", str(2**60), "127.0.0.1:1234", "40", "64", "700"),
-        *("1500", "auto", "224", "3", "42", "1", "serving"),
+        *("1500", "auto,", "6", "blocks", "224", "3", "42", "1", "serving"),
     ]
     assert lines[3].split()[-1] == "draining"
 

@@ -20,6 +20,7 @@ from common.core.work import (
     BlockCompletion,
     BlockWork,
     FinishReason,
+    IterationReport,
     KvHandle,
     KvSource,
     LocalPrefill,
@@ -109,6 +110,7 @@ class PaperCluster:
         self.config = config
         self.now = 0.0
         self.workers: dict[WorkerLife, WorkerSpec] = {}
+        self.wants: dict[WorkerLife, IterationReport] = {}
         self.draining: set[WorkerLife] = set()
         self.newest: dict[str, int] = {}
         self.requests: dict[RequestId, PaperRequest] = {}
@@ -262,6 +264,22 @@ class PaperCluster:
         """Canvas tokens of prefills that have not run."""
         return sum(c.work.canvas_tokens for c in self.calls.values() if c.effect.target == life and c.prefills)
 
+    def blocks_at(self, life: WorkerLife) -> int:
+        """Calls there."""
+        return sum(c.effect.target == life for c in self.calls.values())
+
+    def outstanding_count(self, life: WorkerLife) -> int:
+        """Prefills that have not run."""
+        return sum(c.effect.target == life and c.prefills for c in self.calls.values())
+
+    def fresh(self, spec: WorkerSpec) -> float:
+        """What an iteration leaves for prefills there, in tokens; a prefill worker saves up for nothing."""
+        if spec.role is Role.PREFILL:
+            return float("inf")
+        here = [c for c in self.calls.values() if c.effect.target == spec.life and isinstance(c.effect, fx.CallDecode)]
+        tau = spec.token_budget_tokens
+        return max(tau - sum(c.work.decode_step_tokens() for c in here), tau // 8, 1)
+
     def willing(self, role: Role) -> list[WorkerSpec]:
         """Live workers of that role that do not drain."""
         return [s for life, s in self.workers.items() if s.role is role and life not in self.draining]
@@ -272,7 +290,12 @@ class PaperCluster:
         return rested and spec.pages_for(canvas) <= self.free(spec.life)
 
     def may_prefill(self, spec: WorkerSpec) -> bool:
-        """Whether binding another prefill to it is surely right: at once, or when late only to a worker without any."""
+        """Whether binding another prefill to it is surely right: late, or when it says what it wants, only while it
+        has none; the latter gets no more blocks than that.
+        """
+        said = self.wants.get(spec.life)
+        if said is not None and said.wanted_blocks:
+            return self.blocks_at(spec.life) < said.wanted_blocks and self.outstanding(spec.life) == 0
         return self.config.dispatch is Dispatch.EAGER or self.outstanding(spec.life) == 0
 
     def canvas_of(self, spec: RequestSpec) -> int:
@@ -323,13 +346,21 @@ class PaperCluster:
         require(not room, f"{[r.key for r in waiting]} wait although {room} has room")
 
     def judge_binding(self, effect: fx.CallPrefill | fx.CallDecode) -> None:
-        """Late: a worker that has prefills outstanding is not bound to more than it takes in the turns ahead."""
-        already = self.outstanding(effect.target)
+        """Late: a worker that has prefills outstanding is not bound to more than it takes in the turns ahead, unless it
+        saves up for its only one for longer than that.
+        """
+        already, said = self.outstanding(effect.target), self.wants.get(effect.target)
+        if said is not None and said.wanted_blocks:
+            require(self.blocks_at(effect.target) < said.wanted_blocks, "more blocks than it wants")
+            together = already + effect.work.canvas_tokens <= said.wanted_prefill_tokens
+            require(already == 0 or together, "more prefills than it wants")
+            return
         if self.config.dispatch is Dispatch.EAGER or already == 0:
             return
-        spec = self.workers[effect.target]
+        spec, ahead = self.workers[effect.target], self.config.dispatch_ahead
         turn = spec.max_prefill_tokens_per_batch if spec.role is Role.PREFILL else spec.token_budget_tokens
-        require(already + effect.work.canvas_tokens <= self.config.dispatch_ahead * turn, "bound too early")
+        saves_up = self.outstanding_count(effect.target) == 1 and already > ahead * self.fresh(spec)
+        require(already + effect.work.canvas_tokens <= ahead * turn or saves_up, "bound too early")
 
     def judge_overflow(self, effect: fx.CallDecode) -> None:
         """A local prefill on a decode worker: only when there is no other way, and at nobody's expense."""

@@ -13,7 +13,7 @@ from common.core.params import CacheMode
 from common.core.placement import COLOCATED_POLICIES, DECODE_POLICIES, PREFILL_POLICIES
 from common.core.scheduler_config import SchedulerConfig
 from common.errors import Reason
-from tests.core.samples import request_spec, worker_spec
+from tests.core.samples import iteration_report, request_spec, worker_spec
 from tests.core.scheduler_oracle import SchedulerOracle
 from tests.core.violation import require
 
@@ -48,6 +48,7 @@ class RandomCluster:
         for _ in range(4):
             self.start_worker()
         choices = [self.submit] * 4 + [self.answer] * 10 + [self.fail, self.cancel, self.advance, self.echo, self.echo]
+        choices += [self.want]
         rare = [self.start_worker, self.start_worker, self.lose, self.drain, self.end_lease, self.repeat_worker]
         for _ in range(happenings):
             self.rng.choice(rare if self.rng.random() < 0.08 else choices)()
@@ -140,6 +141,15 @@ class RandomCluster:
         """Some worker drains."""
         if self.oracle.workers:
             self.oracle.drain(self.rng.choice(list(self.oracle.workers)))
+
+    def want(self) -> None:
+        """Some decode worker with an adaptive budget says how much it wants; 0 blocks: it does not know."""
+        lives = [life for life, spec in self.oracle.workers.items() if spec.role is Role.DECODE]
+        if lives:
+            report = iteration_report(
+                wanted_blocks=self.rng.choice([0, 0, 1, 2, 4]), wanted_prefill_tokens=self.rng.choice([0, 30, 60])
+            )
+            self.oracle.want(self.rng.choice(lives), report)
 
     def end_lease(self) -> None:
         """Some owner lets K/V go."""

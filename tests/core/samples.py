@@ -7,7 +7,7 @@ from zlib import crc32
 from common.core.cluster import WorkerSpec
 from common.core.ids import RequestId, Role, WorkerId, WorkerLife
 from common.core.params import CacheMode, ConfidenceThreshold, SamplingParams
-from common.core.work import RequestSpec, StepDelta
+from common.core.work import IterationReport, RequestSpec, StepDelta
 
 SAMPLING = SamplingParams(strategy=ConfidenceThreshold(0.9), temperature=0.0, seed=1)
 
@@ -62,6 +62,35 @@ def worker_spec(
         max_canvas_tokens=max_canvas,
         token_budget_tokens=1024,
         max_batch_size=8,
+    )
+
+
+def iteration_report(
+    *,
+    duration_s: float = 0.02,
+    decode_tokens: int = 0,
+    prefill_tokens: int = 0,
+    deficit_tokens: int = 0,
+    budget_tokens: int = 0,
+    wanted_blocks: int = 0,
+    wanted_prefill_tokens: int = 0,
+) -> IterationReport:
+    """What a worker says after its first iteration."""
+    return IterationReport(
+        iteration=1,
+        duration_s=duration_s,
+        decode_tokens=decode_tokens,
+        prefill_tokens_admitted=prefill_tokens,
+        deficit_tokens=deficit_tokens,
+        free_pages=100,
+        active_decodes=0,
+        queued_prefills=0,
+        queued_prefill_tokens=0,
+        retained_blocks=0,
+        token_budget_tokens=budget_tokens,
+        token_budget_adapts=wanted_blocks > 0,
+        wanted_blocks=wanted_blocks,
+        wanted_prefill_tokens=wanted_prefill_tokens,
     )
 
 

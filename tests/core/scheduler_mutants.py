@@ -168,6 +168,10 @@ def binds_late_ones_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fleet, "bindable_tokens", lambda account, dispatch_ahead: None)
 
 
+def gives_more_than_is_wanted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fleet, "wanted_tokens", lambda account: None)
+
+
 def forgets_the_fixed_canvas(patch: pytest.MonkeyPatch) -> None:
     right = RequestSpec.generated_tokens
     patch.setattr(RequestSpec, "generated_tokens", lambda self, max_gen_len_tokens=0: right(self))
@@ -322,6 +326,7 @@ _ALL: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     gives_every_tenant_one_turn,
     knows_no_tenants,
     binds_late_ones_at_once,
+    gives_more_than_is_wanted,
     forgets_the_fixed_canvas,
     never_wakes_after_a_back_off,
     counts_a_failed_reader_as_an_attempt,

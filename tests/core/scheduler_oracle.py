@@ -16,21 +16,9 @@ from common.core.cluster import WorkerSpec
 from common.core.ids import BlockAttempt, RequestId, Role, ServingMode, WorkerLife
 from common.core.scheduler import SchedulerCore
 from common.core.scheduler_config import SchedulerConfig
-from common.core.work import (
-    LocalPrefill,
-    NoKv,
-    RemoteKv,
-    RequestSpec,
-)
+from common.core.work import IterationReport, LocalPrefill, NoKv, RemoteKv, RequestSpec
 from common.errors import Reason, WireError
-from tests.core.paper_cluster import (
-    DECODING,
-    PREFILLING,
-    READY,
-    WAITING,
-    PaperCall,
-    PaperRequest,
-)
+from tests.core.paper_cluster import DECODING, PREFILLING, READY, WAITING, PaperCall, PaperRequest
 from tests.core.paper_readers import PaperReaders
 from tests.core.samples import token_at
 from tests.core.shares import Shares
@@ -98,6 +86,11 @@ class SchedulerOracle(PaperReaders):
             self.bury(life)
             self.unfenced.add(life)
         self._feed(ev.WorkerLost(life=life))
+
+    def want(self, life: WorkerLife, report: IterationReport) -> None:
+        """A worker says what it wants."""
+        self.wants[life] = report
+        self._feed(ev.WorkerReported(life=life, report=report))
 
     def drain(self, life: WorkerLife) -> None:
         """A worker wants nothing new."""

@@ -7,128 +7,135 @@ import itertools
 import pytest
 
 from common.core.budget_tuner import BudgetTuner
+from common.core.defaults import ADAPTIVE_PLAIN_SHARE
 from common.core.ids import Role
 from common.core.threshold_tuner import ThresholdTuner
-from common.core.work import IterationReport
 from common.core.worker_iteration import Iteration
-from tests.core.worker_work import worker_config
+from tests.core.samples import iteration_report
+from tests.core.worker_work import attempt, worker_config
 
-BASE_S, PER_TOKEN_S = 0.020, 0.00005
-GAP_S = 0.060
-"""With these costs (G - a) / c is 800 tokens."""
+BLOCK_TOKENS = 32
+FIXED_S, DECODE_S, PER_TOKEN_S = 0.008, 0.002, 0.00005
+"""What an iteration costs, each decode in it, and each prefill token."""
 
 
 class Hardware:
     """Runs iterations of known cost; `wobble` spreads durations by that share, alternately up and down."""
 
-    def __init__(self, *, start_tokens: int = 1024, gap_s: float = GAP_S, wobble: float = 0.0) -> None:
-        config = worker_config(
-            Role.DECODE, token_budget_tokens=start_tokens, token_budget_adapts=True, target_decode_gap_s=gap_s
-        )
+    def __init__(self, *, wobble: float = 0.0, forwards: int = 12, canvas: int = 1000, adapts: bool = True) -> None:
+        config = worker_config(Role.DECODE, token_budget_tokens=700, token_budget_adapts=adapts, max_batch_size=128)
         self.tuner = BudgetTuner(config)
-        self.wobble, self.now, self.turns = wobble, 0.0, 0
+        self.wobble, self.forwards, self.canvas = wobble, forwards, canvas
+        self.now, self.turns = 0.0, 0
 
-    def run(self, *, decode_tokens: int, prefill_tokens: int) -> float:
+    def run(self, *, decodes: int, prefills: int = 0) -> float:
         self.turns += 1
         spread = 1.0 + self.wobble * (-1.0) ** self.turns
-        duration_s = (BASE_S * (decode_tokens > 0) + PER_TOKEN_S * prefill_tokens) * spread
+        prefill_tokens = prefills * self.canvas
+        duration_s = (FIXED_S + DECODE_S * decodes + PER_TOKEN_S * prefill_tokens) * spread
         self.now += duration_s
         iteration = Iteration(
-            number=self.turns, decodes=(), prefills=(), decode_tokens=decode_tokens, prefill_tokens=prefill_tokens
+            number=self.turns,
+            decodes=(),
+            prefills=tuple(attempt(f"p{number}") for number in range(prefills)),
+            decode_tokens=BLOCK_TOKENS * decodes,
+            prefill_tokens=prefill_tokens,
         )
         self.tuner.observe(iteration, duration_s=duration_s, now=self.now)
         return duration_s
 
-    def plan(self, *, decode_tokens: int, waiting_tokens: int) -> int:
-        return self.tuner.next_budget_tokens(decode_tokens=decode_tokens, waiting_tokens=waiting_tokens)
+    def serve(self, blocks: int, *, at_once: int = 1) -> float:
+        """So many blocks in turns: each has its prefill, in a forward with `at_once` of them, and goes on as a decode.
+        Returns the share of plain iterations in the time.
+        """
+        mixed = max(1, blocks // at_once)
+        mixed_s = sum(self.run(decodes=max(0, blocks - at_once), prefills=at_once) for _ in range(mixed))
+        plain_s = sum(self.run(decodes=blocks) for _ in range(max(0, self.forwards - mixed)))
+        for _ in range(blocks):
+            self.tuner.observe_block(self.forwards)
+        return plain_s / (plain_s + mixed_s)
 
-    def settle(self, *, waiting_tokens: int, decode_tokens: int = 320, turns: int = 60) -> list[int]:
-        """Iterations that use the whole budget, every fourth without a prefill; tau of each."""
-        budgets = []
-        for turn in range(turns):
-            budget = self.plan(decode_tokens=decode_tokens, waiting_tokens=waiting_tokens)
-            self.run(decode_tokens=decode_tokens, prefill_tokens=0 if turn % 4 == 0 else budget - decode_tokens)
-            budgets.append(budget)
-        return budgets
-
-
-@pytest.mark.parametrize("start_tokens", [16, 1024, 16384])
-def test_it_finds_the_budget_that_keeps_the_gap_from_anywhere_and_stays(start_tokens: int) -> None:
-    budgets = Hardware(start_tokens=start_tokens).settle(waiting_tokens=1000)
-    assert all(abs(budget - (320 + 800)) <= 8 for budget in budgets[-20:])
-
-
-def test_noise_moves_it_less_than_the_noise() -> None:
-    budgets = Hardware(wobble=0.2).settle(waiting_tokens=1000, turns=200)[-50:]
-    assert max(budgets) - min(budgets) < 0.2 * 800
+    def settle(self, start: int, *, rounds: int = 60) -> list[int]:
+        """Always as many blocks as were wanted last, from `start`; what was wanted after each round."""
+        wanted = []
+        blocks = start
+        for _ in range(rounds):
+            self.serve(blocks, at_once=max(1, self.tuner.wanted_prefill_tokens // self.canvas))
+            blocks = self.tuner.wanted_blocks - 1
+            wanted.append(self.tuner.wanted_blocks)
+        return wanted
 
 
-def test_it_follows_the_number_of_decodes_at_once() -> None:
+@pytest.mark.parametrize("start", [1, 5, 12, 60])
+def test_it_wants_the_fewest_blocks_with_which_plain_iterations_take_their_share_from_anywhere(start: int) -> None:
     one = Hardware()
-    one.settle(waiting_tokens=1000)
-    assert one.plan(decode_tokens=3200, waiting_tokens=1000) - one.plan(decode_tokens=32, waiting_tokens=1000) == 3168
+    (wanted,) = set(one.settle(start)[-20:])
+    assert one.serve(wanted - 1) <= ADAPTIVE_PLAIN_SHARE + 0.02
+    assert one.serve(wanted - 2) > ADAPTIVE_PLAIN_SHARE - 0.02
 
 
-def test_a_backlog_is_drained_faster_than_the_gap_allows_and_the_budget_comes_back() -> None:
+def test_noise_moves_it_by_one_block_at_most() -> None:
+    wanted = Hardware(wobble=0.2).settle(5, rounds=200)[-150:]
+    assert max(wanted) - min(wanted) <= 1
+
+
+def test_the_longer_a_prefill_the_fewer_blocks() -> None:
+    wanted = [Hardware(canvas=canvas).settle(5)[-1] for canvas in (300, 1000, 4000)]
+    assert wanted == sorted(wanted, reverse=True) and wanted[0] > wanted[-1] >= 2
+
+
+def test_prefills_that_cost_less_than_an_iteration_does_anyway_come_together() -> None:
+    one = Hardware(canvas=32)
+    alone = Hardware(canvas=320).settle(5)[-1]
+    assert one.settle(5)[-1] > 2 * alone
+    assert one.tuner.wanted_prefill_tokens == pytest.approx(FIXED_S / PER_TOKEN_S, rel=0.05)
+
+
+def test_it_never_wants_more_than_the_batch_holds_and_one() -> None:
+    assert Hardware(canvas=1, forwards=32).settle(100)[-1] == 128 + 1
+
+
+def test_the_budget_lets_the_head_in_beside_any_decodes() -> None:
     one = Hardware()
-    one.settle(waiting_tokens=1000)
-    assert one.settle(waiting_tokens=16_000)[-1] == 320 + 2000
-    assert abs(one.settle(waiting_tokens=1000)[-1] - (320 + 800)) <= 8
-
-
-def test_steps_are_limited_to_a_quarter() -> None:
-    one = Hardware()
-    one.settle(waiting_tokens=1000)
-    before = one.plan(decode_tokens=0, waiting_tokens=1000)
-    after = one.plan(decode_tokens=0, waiting_tokens=10**9)
-    assert before < after <= before * 1.25 + 1
-
-
-def test_a_gap_that_no_worker_can_keep_leaves_prefills_a_minimum() -> None:
-    assert Hardware(gap_s=0.001).settle(waiting_tokens=0)[-1] == 320 + 128
+    one.settle(5)
+    for decodes in (0, 3200):
+        assert one.tuner.next_budget_tokens(decode_tokens=decodes, head_tokens=5000) == decodes + 5000
+    spare = one.tuner.wanted_prefill_tokens
+    assert one.tuner.next_budget_tokens(decode_tokens=32, head_tokens=0) == 32 + spare
+    assert one.tuner.next_budget_tokens(decode_tokens=32, head_tokens=5000, deficit_tokens=4000) == 32 + 1000
 
 
 def test_it_stays_where_it_starts_until_costs_are_known() -> None:
-    one = Hardware(start_tokens=700)
-    assert one.plan(decode_tokens=0, waiting_tokens=50_000) == 700
-    one.run(decode_tokens=32, prefill_tokens=0)
-    assert one.plan(decode_tokens=0, waiting_tokens=50_000) == 700
+    one = Hardware()
+    one.run(decodes=1)
+    one.run(decodes=0, prefills=1)
+    assert one.tuner.next_budget_tokens(decode_tokens=0, head_tokens=50_000) == 700
+    assert one.tuner.wanted_blocks == one.tuner.wanted_prefill_tokens == 0
+    one.tuner.observe_block(12)
+    one.run(decodes=1)
+    assert one.tuner.next_budget_tokens(decode_tokens=0, head_tokens=50_000) == 50_000
+    assert one.tuner.wanted_blocks >= 2
 
 
-def test_a_fixed_budget_does_not_move_and_measures_all_the_same() -> None:
-    tuner = BudgetTuner(worker_config(Role.DECODE, token_budget_tokens=512))
-    step = Iteration(number=1, decodes=(), prefills=(), decode_tokens=32, prefill_tokens=9999)
-    for turn in range(50):
-        tuner.observe(step, duration_s=1.0, now=1.25 * turn)
-    assert tuner.next_budget_tokens(decode_tokens=5000, waiting_tokens=10**6) == tuner.budget_tokens == 512
-    assert tuner.last_duration_s == 1.0
-    assert tuner.decode_gap_s == pytest.approx(1.25)
+def test_a_fixed_budget_does_not_move_wants_nothing_and_measures_all_the_same() -> None:
+    one = Hardware(adapts=False)
+    for _ in range(3):
+        one.serve(5)
+    assert one.tuner.next_budget_tokens(decode_tokens=5000, head_tokens=10**6) == one.tuner.budget_tokens == 700
+    assert one.tuner.wanted_blocks == one.tuner.wanted_prefill_tokens == 0
+    assert one.tuner.last_duration_s == pytest.approx(FIXED_S + 5 * DECODE_S)
+    assert one.tuner.decode_gap_s > FIXED_S
 
 
 def test_a_pause_is_nobodys_gap() -> None:
     one = Hardware()
     for _ in range(3):
-        one.run(decode_tokens=32, prefill_tokens=0)
+        one.run(decodes=1)
     one.now += 100.0
     one.tuner.pause()
-    one.run(decode_tokens=32, prefill_tokens=0)
-    one.run(decode_tokens=32, prefill_tokens=0)
-    assert one.tuner.decode_gap_s == pytest.approx(BASE_S)
-
-
-def report(*, duration_s: float, decode_tokens: int = 0, prefill_tokens: int = 0) -> IterationReport:
-    return IterationReport(
-        iteration=1,
-        duration_s=duration_s,
-        decode_tokens=decode_tokens,
-        prefill_tokens_admitted=prefill_tokens,
-        deficit_tokens=0,
-        free_pages=0,
-        active_decodes=0,
-        queued_prefills=0,
-        queued_prefill_tokens=0,
-        retained_blocks=0,
-    )
+    one.run(decodes=1)
+    one.run(decodes=1)
+    assert one.tuner.decode_gap_s == pytest.approx(FIXED_S + DECODE_S)
 
 
 class TestThreshold:
@@ -138,8 +145,8 @@ class TestThreshold:
         for turn in range(int(seconds / 0.1)):
             tuner.placed(1000)
             facts = {"outstanding_tokens": waiting, "budget_tokens": 1024}
-            tuner.observe(Role.PREFILL, report(duration_s=0.1, prefill_tokens=2000), **facts)
-            tuner.observe(Role.DECODE, report(duration_s=0.02, decode_tokens=224), **facts)
+            tuner.observe(Role.PREFILL, iteration_report(duration_s=0.1, prefill_tokens=2000), **facts)
+            tuner.observe(Role.DECODE, iteration_report(duration_s=0.02, decode_tokens=224), **facts)
             thresholds.append(tuner.move(0.1 * turn))
         return thresholds
 
@@ -163,8 +170,8 @@ class TestThreshold:
         tuner = ThresholdTuner(threshold_tokens=16384, adapts=True)
         for turn in range(400):
             facts = {"outstanding_tokens": waiting, "budget_tokens": 1024}
-            tuner.observe(Role.PREFILL, report(duration_s=0.1, prefill_tokens=2000), **facts)
-            tuner.observe(Role.DECODE, report(duration_s=0.02), **facts)
+            tuner.observe(Role.PREFILL, iteration_report(duration_s=0.1, prefill_tokens=2000), **facts)
+            tuner.observe(Role.DECODE, iteration_report(duration_s=0.02), **facts)
             tuner.move(float(turn))
         assert tuner.threshold_tokens == bound
 
@@ -173,5 +180,5 @@ class TestThreshold:
 
     def test_it_stays_where_it_starts_until_rates_are_known(self) -> None:
         tuner = ThresholdTuner(threshold_tokens=777, adapts=True)
-        tuner.observe(Role.DECODE, report(duration_s=0.02), outstanding_tokens=5, budget_tokens=1024)
+        tuner.observe(Role.DECODE, iteration_report(duration_s=0.02), outstanding_tokens=5, budget_tokens=1024)
         assert tuner.move(1.0) == 777

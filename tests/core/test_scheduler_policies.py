@@ -11,9 +11,9 @@ from common.core import effects as fx
 from common.core import events as ev
 from common.core.ids import Role, ServingMode
 from common.core.options import Dispatch, QueueOrder
-from common.core.work import FinishReason, IterationReport, RequestSpec
+from common.core.work import FinishReason, RequestSpec
 from common.errors import Reason, TooLong
-from tests.core.samples import request_spec, worker_spec
+from tests.core.samples import iteration_report, request_spec, worker_spec
 from tests.core.stage import Stage, decoder, decoding, only, prefiller, targets
 
 COLOCATED, DISAGGREGATED, HYBRID = ServingMode.COLOCATED, ServingMode.DISAGGREGATED, ServingMode.HYBRID
@@ -211,7 +211,7 @@ class TestPlacement:
         stage = Stage(COLOCATED, decoder("d", pages=16))
         running = call(stage.submit(asks("a")))
         before = stage.worker("d")
-        assert stage.feed(ev.WorkerReported(life=running.target, report=report())) == []
+        assert stage.feed(ev.WorkerReported(life=running.target, report=iteration_report())) == []
         assert replace(stage.worker("d"), report=None) == before
 
     def test_30_a_retried_attempt_releases_exactly_what_it_reserved(self) -> None:
@@ -286,22 +286,6 @@ class TestFixedCanvas:
         assert refusal.value.field == "max_tokens"
 
 
-def report(*, deficit: int = 0, budget: int = 0) -> IterationReport:
-    return IterationReport(
-        iteration=1,
-        duration_s=0.02,
-        decode_tokens=0,
-        prefill_tokens_admitted=0,
-        deficit_tokens=deficit,
-        free_pages=100,
-        active_decodes=0,
-        queued_prefills=1,
-        queued_prefill_tokens=16,
-        retained_blocks=0,
-        token_budget_tokens=budget,
-    )
-
-
 class TestLateDispatch:
     def stage(self, ahead: int = 2) -> Stage:
         roomy = replace(worker_spec("d", Role.DECODE, pages=256), token_budget_tokens=40)
@@ -312,26 +296,37 @@ class TestLateDispatch:
         # Two decodes cost 4 each: 2 iterations admit 2 * (40 - 8) = 64 tokens.
         assert [targets(stage.submit(asks(name, prompt=26))) for name in "ab"] == [[("a", "d")], [("b", "d")]]
         assert stage.submit(asks("c", prompt=26)) == []
-        eager = Stage(COLOCATED, decoder("d", pages=256))
+        eager = Stage(COLOCATED, decoder("d", pages=256), dispatch=Dispatch.EAGER)
         assert [len(targets(eager.submit(asks(name, prompt=26)))) for name in "abc"] == [1, 1, 1]
 
     def test_an_idle_worker_gets_a_canvas_of_any_length(self) -> None:
         assert targets(self.stage().submit(asks("a", prompt=500))) == [("a", "d")]
 
+    def test_a_worker_that_saves_up_for_longer_gets_one_more_of_any_length_but_not_two(self) -> None:
+        stage = self.stage()
+        # A prefill of 72 is admitted in the second iteration, one of 76 in the third.
+        stage.submit(asks("a", prompt=68))
+        assert stage.submit(asks("b", prompt=500)) == []
+        other = self.stage()
+        told = [targets(other.submit(asks(name, prompt=prompt))) for name, prompt in [("a", 72), ("b", 500), ("c", 8)]]
+        assert told == [[("a", "d")], [("b", "d")], []]
+
     def test_a_finished_prefill_and_a_reported_deficit_make_room(self) -> None:
         stage = self.stage()
-        running = call(stage.submit(asks("a", prompt=500)))
+        running = call(stage.submit(asks("a", prompt=60)))
         assert stage.submit(asks("b", prompt=26)) == stage.submit(asks("c", prompt=70)) == []
         assert targets(stage.stepped(running, 0, [0])) == [("b", "d")]
         life = running.target
-        assert stage.feed(ev.WorkerReported(life=life, report=report(deficit=30))) == []
-        assert targets(stage.feed(ev.WorkerReported(life=life, report=report(deficit=40)))) == [("c", "d")]
+        assert stage.feed(ev.WorkerReported(life=life, report=iteration_report(deficit_tokens=30))) == []
+        told = stage.feed(ev.WorkerReported(life=life, report=iteration_report(deficit_tokens=40)))
+        assert targets(told) == [("c", "d")]
 
     def test_a_larger_budget_makes_room(self) -> None:
         stage = self.stage()
         running = call(stage.submit(asks("a", prompt=26)))
         assert stage.submit(asks("b", prompt=70)) == []
-        assert targets(stage.feed(ev.WorkerReported(life=running.target, report=report(budget=80)))) == [("b", "d")]
+        told = stage.feed(ev.WorkerReported(life=running.target, report=iteration_report(budget_tokens=80)))
+        assert targets(told) == [("b", "d")]
 
     def test_a_prefill_worker_is_bound_to_two_batches(self) -> None:
         writer = replace(prefiller(pages=256), max_prefill_tokens_per_batch=30)
@@ -343,3 +338,37 @@ class TestLateDispatch:
         for index in range(50):
             stage.submit(asks(f"r{index:02d}", prompt=26))
         assert stage.worker("d").live_blocks == 2 and stage.core.queued_blocks == 48
+
+
+@pytest.mark.parametrize("dispatch", list(Dispatch))
+class TestWantedBlocks:
+    """A worker with an adaptive budget says how much it wants."""
+
+    def stage(self, dispatch: Dispatch, *, blocks: int, prefill_tokens: int = 0) -> tuple[Stage, fx.CallDecode]:
+        stage = Stage(COLOCATED, decoder("d", pages=256), dispatch=dispatch)
+        running = call(stage.submit(asks("a", prompt=26)))
+        report = iteration_report(wanted_blocks=blocks, wanted_prefill_tokens=prefill_tokens)
+        stage.feed(ev.WorkerReported(life=running.target, report=report))
+        return stage, running
+
+    def test_it_gets_one_prefill_at_a_time_of_any_length(self, dispatch: Dispatch) -> None:
+        stage, running = self.stage(dispatch, blocks=3)
+        assert stage.submit(asks("b", prompt=500)) == []
+        assert targets(stage.stepped(running, 0, [0])) == [("b", "d")]
+
+    def test_short_ones_come_together(self, dispatch: Dispatch) -> None:
+        stage, _ = self.stage(dispatch, blocks=9, prefill_tokens=90)
+        assert [len(targets(stage.submit(asks(name, prompt=26)))) for name in "bcd"] == [1, 1, 0]
+
+    def test_no_more_blocks_than_it_wants(self, dispatch: Dispatch) -> None:
+        stage, running = self.stage(dispatch, blocks=2)
+        other = call(stage.submit(asks("b")) + stage.stepped(running, 0, [0]))
+        assert stage.submit(asks("c")) == []
+        assert targets(stage.stepped(other, 0, [0]) + stage.stepped(running, 1, [1, 2, 3])) == []
+        assert targets(stage.completed(running, 1, FinishReason.LENGTH)) == [("c", "d")]
+
+    def test_another_number_counts_at_once(self, dispatch: Dispatch) -> None:
+        stage, running = self.stage(dispatch, blocks=1)
+        assert stage.submit(asks("b")) == [] and targets(stage.stepped(running, 0, [0])) == []
+        told = stage.feed(ev.WorkerReported(life=running.target, report=iteration_report(wanted_blocks=2)))
+        assert targets(told) == [("b", "d")]

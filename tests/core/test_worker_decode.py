@@ -358,14 +358,19 @@ def test_a_prefill_call_has_no_place_here():
 
 class TestAdaptiveBudget:
     def test_the_worker_follows_its_measurements_and_says_so(self):
-        shell = decode_worker(token_budget_adapts=True, target_decode_gap_s=0.5, pages_total=400)
+        shell = decode_worker(token_budget_adapts=True, pages_total=400)
         assert shell.core.view().token_budget_tokens == shell.config.token_budget_tokens
-        shell.submit(work("a", max_tokens=12), LOCAL)
-        for number in range(6):
-            shell.submit(work(f"b{number}", max_tokens=12), LOCAL)
+        shell.submit(work("a", max_tokens=4), LOCAL)
+        for _ in range(4):
             shell.complete()
-        assert shell.report.token_budget_adapts
-        assert shell.report.token_budget_tokens > shell.config.token_budget_tokens
+        # The next prefill is planned before anything is known of a prefill's cost beside a decode's.
+        shell.submit(work("b", prompt_tokens=200), LOCAL)
+        shell.complete()
+        assert shell.report.token_budget_adapts and shell.report.wanted_blocks >= 2
+        shell.submit(work("c", prompt_tokens=400), LOCAL)
+        # While b decodes, c is let in at once: the budget is that of its canvas and of b's step.
+        assert runs(shell.complete())[-1].prefills == (C,)
+        assert shell.core.view().token_budget_tokens == 408 + 4
 
     def test_a_fixed_budget_is_reported_as_such(self):
         shell = decode_worker()

@@ -40,9 +40,8 @@ class WorkerMachine(RuleBasedStateMachine):
         tau=st.sampled_from([8, 16, 64]),
         batch=st.integers(1, 4),
         adapts=st.sampled_from([False, False, True]),
-        gap_s=st.sampled_from([0.001, 0.05]),
     )
-    def start(self, role, pages, tau, batch, adapts, gap_s):
+    def start(self, role, pages, tau, batch, adapts):
         self.shell = WorkerShell(
             worker_config(
                 role,
@@ -51,7 +50,6 @@ class WorkerMachine(RuleBasedStateMachine):
                 max_prefill_tokens_per_batch=tau,
                 max_batch_size=batch,
                 token_budget_adapts=adapts,
-                target_decode_gap_s=gap_s,
             )
         )
         self.books = self.shell.books

@@ -24,6 +24,7 @@ REPORT = IterationReport(
     token_budget_tokens=1500,
     token_budget_adapts=True,
     decode_gap_s=0.04,
+    wanted_blocks=6,
 )
 
 
@@ -49,8 +50,8 @@ def test_iterations_are_told_apart_by_what_they_held() -> None:
 
 def test_a_decode_worker_shows_budget_deficit_and_gap() -> None:
     WorkerMeasures(Role.DECODE).report(REPORT)
-    shown = {name: value_of(f"sangam_{name}") for name in ("token_budget_tokens", "deficit_tokens", "decode_gap_s")}
-    assert shown == {"token_budget_tokens": 1500, "deficit_tokens": 224, "decode_gap_s": 0.04}
+    expected = {"token_budget_tokens": 1500, "deficit_tokens": 224, "decode_gap_s": 0.04, "wanted_blocks": 6}
+    assert {name: value_of(f"sangam_{name}") for name in expected} == expected
     assert value_of("sangam_active_decodes") == 2
     assert (value_of("sangam_queued_prefills"), value_of("sangam_queued_prefill_tokens")) == (3, 900)
 

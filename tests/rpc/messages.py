@@ -104,6 +104,8 @@ reports = st.builds(
     token_budget_tokens=uint32,
     token_budget_adapts=st.booleans(),
     decode_gap_s=durations,
+    wanted_blocks=uint32,
+    wanted_prefill_tokens=uint32,
 )
 placements = st.builds(
     BlockPlacement,

@@ -27,7 +27,6 @@ CONFIG = WorkerCoreConfig(
     page_size_tokens=16,
     token_budget_tokens=1024,
     token_budget_adapts=False,
-    target_decode_gap_s=0.1,
     max_prefill_tokens_per_batch=4096,
     max_batch_size=128,
     kv_lease_s=30.0,

@@ -70,6 +70,8 @@ def iteration_report_to_proto(report: IterationReport) -> types_pb2.IterationRep
         token_budget_tokens=report.token_budget_tokens,
         token_budget_adapts=report.token_budget_adapts,
         decode_gap_s=report.decode_gap_s,
+        wanted_blocks=report.wanted_blocks,
+        wanted_prefill_tokens=report.wanted_prefill_tokens,
     )
 
 
@@ -89,6 +91,8 @@ def iteration_report_from_proto(message: types_pb2.IterationReport, path: str = 
         token_budget_tokens=message.token_budget_tokens,
         token_budget_adapts=message.token_budget_adapts,
         decode_gap_s=duration(message.decode_gap_s, join(path, "decode_gap_s")),
+        wanted_blocks=message.wanted_blocks,
+        wanted_prefill_tokens=message.wanted_prefill_tokens,
     )
 
 

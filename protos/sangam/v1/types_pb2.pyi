@@ -161,7 +161,7 @@ class KvHandle(_message.Message):
     def __init__(self, attempt: _Optional[_Union[BlockAttempt, _Mapping]] = ..., owner: _Optional[_Union[WorkerLife, _Mapping]] = ..., transport: _Optional[str] = ..., address: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., canvas_tokens: _Optional[int] = ..., pages: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("iteration", "duration_s", "decode_tokens", "prefill_tokens_admitted", "deficit_tokens", "free_pages", "active_decodes", "queued_prefills", "queued_prefill_tokens", "retained_blocks", "token_budget_tokens", "token_budget_adapts", "decode_gap_s")
+    __slots__ = ("iteration", "duration_s", "decode_tokens", "prefill_tokens_admitted", "deficit_tokens", "free_pages", "active_decodes", "queued_prefills", "queued_prefill_tokens", "retained_blocks", "token_budget_tokens", "token_budget_adapts", "decode_gap_s", "wanted_blocks", "wanted_prefill_tokens")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,8 @@ class IterationReport(_message.Message):
     TOKEN_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BUDGET_ADAPTS_FIELD_NUMBER: _ClassVar[int]
     DECODE_GAP_S_FIELD_NUMBER: _ClassVar[int]
+    WANTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     duration_s: float
     decode_tokens: int
@@ -188,7 +190,9 @@ class IterationReport(_message.Message):
     token_budget_tokens: int
     token_budget_adapts: bool
     decode_gap_s: float
-    def __init__(self, iteration: _Optional[int] = ..., duration_s: _Optional[float] = ..., decode_tokens: _Optional[int] = ..., prefill_tokens_admitted: _Optional[int] = ..., deficit_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., active_decodes: _Optional[int] = ..., queued_prefills: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., retained_blocks: _Optional[int] = ..., token_budget_tokens: _Optional[int] = ..., token_budget_adapts: _Optional[bool] = ..., decode_gap_s: _Optional[float] = ...) -> None: ...
+    wanted_blocks: int
+    wanted_prefill_tokens: int
+    def __init__(self, iteration: _Optional[int] = ..., duration_s: _Optional[float] = ..., decode_tokens: _Optional[int] = ..., prefill_tokens_admitted: _Optional[int] = ..., deficit_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., active_decodes: _Optional[int] = ..., queued_prefills: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., retained_blocks: _Optional[int] = ..., token_budget_tokens: _Optional[int] = ..., token_budget_adapts: _Optional[bool] = ..., decode_gap_s: _Optional[float] = ..., wanted_blocks: _Optional[int] = ..., wanted_prefill_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockPlacement(_message.Message):
     __slots__ = ("block", "prefill_worker_id", "decode_worker_id", "overflow", "prefill_forwards", "decode_forwards", "attempts", "queue_s", "prefill_s", "transfer_s", "transfer_bytes", "decode_s", "transfer_exposed_s")
