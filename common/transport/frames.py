@@ -34,8 +34,8 @@ from common.transport.messages import (
 )
 
 WIRE_VERSION = 3
-MAX_DATA_BYTES = 4 << 20
-"""Longest payload of a data frame: what one turn of the event loop copies or sums (under a millisecond each)."""
+MAX_DATA_BYTES = 2 << 20
+"""Longest payload of a data frame: what one turn of the event loop copies, sums and hands over (1 ms in all)."""
 
 _MAGIC = b"SGKV"
 _HEADER = struct.Struct("<4sBBHIQQI")

@@ -19,9 +19,13 @@ RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES = 2 * SEND_WINDOW_BYTES, 2 * SEND_WI
 _TAGS = 1 << 64
 
 
+LONG_LAYER_BYTES = 2 << 20
+"""Layers from this on are cut between K and V first: in place, those are two runs of memory."""
+
+
 def pieces(layer: int, layer_bytes: int) -> Iterator[DataFrame]:
-    """The layer in order. One that must be cut is cut between K and V first: in place, those are two runs of memory."""
-    part_bytes = layer_bytes // 2 if layer_bytes % 2 == 0 and layer_bytes > PIECE_BYTES else layer_bytes
+    """The layer in order, no piece longer than `PIECE_BYTES`."""
+    part_bytes = layer_bytes // 2 if layer_bytes % 2 == 0 and layer_bytes >= LONG_LAYER_BYTES else layer_bytes
     for start in range(0, layer_bytes, part_bytes or 1):
         for offset in range(start, start + part_bytes, PIECE_BYTES):
             length = min(PIECE_BYTES, start + part_bytes - offset)

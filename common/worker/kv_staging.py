@@ -21,14 +21,14 @@ from common.racing import outlive
 
 T = TypeVar("T")
 
-INLINE_BYTES = 4 << 20
-"""Copies up to this run on the event loop (under a millisecond); longer ones would hold it up, and run beside it."""
+INLINE_BYTES = 2 << 20
+"""Copies up to this run on the event loop (half a millisecond); longer ones would hold it up, and run beside it."""
 
 KEPT_BYTES = 256 << 20
 """Staging memory kept for the next transfers: whoever registers or pins it need do so only once."""
 
-PART_BYTES = 4 << 20
-"""Longest part of several layers, and longest layer that is staged though it lies in long runs: copying is cheaper."""
+PART_BYTES = 2 << 20
+"""Longest part of several layers; layers from this on that lie in two long runs are not staged."""
 
 MIN_PARTS = 16
 """Parts of one transfer at least, layers permitting: only the last is not hidden by the prefill that computes it."""
@@ -65,6 +65,8 @@ class KvStaging:
         self._stream = None if self._on_host else _new_stream(pool.tensor.device)
         self._free: dict[int, list[Tensor]] = defaultdict(list)
         self._free_bytes = 0
+        # By number of pages: asked for many times in each transfer.
+        self._layers_per_part: dict[int, int] = {}
 
     @property
     def pool(self) -> KvPool:
@@ -76,6 +78,11 @@ class KvStaging:
 
         A frame costs some 100 us of Python at its two ends, whatever its size, and small layers would drown in that.
         """
+        if (known := self._layers_per_part.get(pages)) is None:
+            known = self._layers_per_part[pages] = self._fitting_layers(pages)
+        return known
+
+    def _fitting_layers(self, pages: int) -> int:
         layout = self._pool.layout
         limit_bytes = min(PART_BYTES, layout.block_bytes(pages) // MIN_PARTS)
         most = max(1, limit_bytes // (pages * layout.page_bytes_per_layer))
@@ -88,7 +95,7 @@ class KvStaging:
 
     def in_place(self, page_ids: Sequence[int]) -> bool:
         """Whether these pages are sent from, and received into, where they lie: side by side, and in long runs."""
-        if not self._on_host or len(page_ids) * self._pool.layout.page_bytes_per_layer <= PART_BYTES:
+        if not self._on_host or len(page_ids) * self._pool.layout.page_bytes_per_layer < PART_BYTES:
             return False
         return list(page_ids) == list(range(page_ids[0], page_ids[0] + len(page_ids)))
 

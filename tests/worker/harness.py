@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,13 @@ class HeldEngine:
     async def until_held(self) -> None:
         """Return once a forward waits at the gate."""
         assert await asyncio.to_thread(self.entered.wait, PATIENCE_S)
+
+    async def step_once(self) -> None:
+        """Let the forward that is held end, and hold the next; return when that one waits."""
+        self.entered.clear()
+        self._gate.set()
+        self._gate.clear()
+        await self.until_held()
 
     def step(self, items: Sequence[BlockState], *, on_layer: Callable[[int], None] | None = None) -> list[StepResult]:
         """The engine's step, behind the gate; raises `fault` when a test has set one."""
@@ -141,6 +148,7 @@ async def workers(
     model: str = "llada-gqa",
     may_fail: bool = False,
     first: SchedulerServer | None = None,
+    kv_pages_of: Mapping[Role, int] | None = None,
     **changes: Any,
 ) -> AsyncIterator[list[RunningWorker]]:
     """Workers of those roles around one scripted scheduler, stopped at the end with every page back.
@@ -154,7 +162,8 @@ async def workers(
     started: list[RunningWorker] = []
     try:
         for role in roles:
-            worker = RunningWorker(role, scheduler, GOLDEN_DIR / model, **changes)
+            pages = {"kv_pages": kv_pages_of[role]} if kv_pages_of and role in kv_pages_of else {}
+            worker = RunningWorker(role, scheduler, GOLDEN_DIR / model, **(changes | pages))
             await worker.start()
             started.append(worker)
         yield started
