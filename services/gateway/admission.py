@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from common.clock import Clock
 from common.core.unowned import Holding, Unowned
@@ -27,6 +28,14 @@ class Place:
         self._admission.resize(self._request_id, canvas_tokens)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Live:
+    """One admitted request: its canvas, as long as is known now, and whether nobody waits for it any more."""
+
+    canvas_tokens: int
+    is_over: Callable[[], bool]
+
+
 class Admission:
     """Live requests and their canvas tokens against two limits. A request larger than the token limit runs alone.
 
@@ -39,8 +48,7 @@ class Admission:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._clock = clock
-        self._live: dict[str, int] = {}
-        self._is_over: dict[str, Callable[[], bool]] = {}
+        self._live: dict[str, _Live] = {}
         self._tokens = 0
         self._released_per_s = 0.0
         self._rated_at = clock.now()
@@ -57,7 +65,7 @@ class Admission:
 
     def unowned(self) -> list[Unowned]:
         """Places of requests that nobody waits for."""
-        over = [request_id for request_id, is_over in self._is_over.items() if is_over()]
+        over = [request_id for request_id, live in self._live.items() if live.is_over()]
         return [Unowned(holding=Holding.REQUESTS, name=f"the place of {request_id}") for request_id in over]
 
     @contextmanager
@@ -74,8 +82,7 @@ class Admission:
         shortage = self._shortage(canvas_tokens)
         if shortage > 0:
             raise self._queue_full(shortage)
-        self._live[request_id] = canvas_tokens
-        self._is_over[request_id] = is_over
+        self._live[request_id] = _Live(canvas_tokens=canvas_tokens, is_over=is_over)
         self._tokens += canvas_tokens
         try:
             yield Place(self, request_id)
@@ -84,11 +91,12 @@ class Admission:
 
     def resize(self, request_id: str, canvas_tokens: int) -> None:
         """See `Place.resize`."""
-        grown = canvas_tokens - self._live[request_id]
+        live = self._live[request_id]
+        grown = canvas_tokens - live.canvas_tokens
         shortage = self._tokens + grown - self._max_tokens
         if grown > 0 and shortage > 0 and len(self._live) > 1:
             raise self._queue_full(shortage)
-        self._live[request_id] = canvas_tokens
+        live.canvas_tokens = canvas_tokens
         self._tokens += grown
 
     def _shortage(self, canvas_tokens: int) -> int:
@@ -110,8 +118,7 @@ class Admission:
         )
 
     def _release(self, request_id: str) -> None:
-        tokens = self._live.pop(request_id)
-        del self._is_over[request_id]
+        tokens = self._live.pop(request_id).canvas_tokens
         self._tokens -= tokens
         now = self._clock.now()
         kept = 0.5 ** ((now - self._rated_at) / _RATE_HALF_LIFE_S)
