@@ -28,9 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         steps=options.steps or _DEFAULT_STEPS[options.model],
         seed=options.seed,
     )
-    intervals = Intervals(
-        save_steps=options.every, match_steps=options.every, questions_per_task=options.questions_per_task
-    )
+    intervals = Intervals(steps=options.every, questions_per_task=options.questions_per_task)
     try:
         trainer = Trainer(
             recipe, pieces=pieces, model_dir=options.out, intervals=intervals, compiled=not options.no_compile

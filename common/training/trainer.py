@@ -40,10 +40,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Steps between states on disk, and between examinations with `questions_per_task` held-out questions."""
+    """Steps between stops; at each the model answers `questions_per_task` held-out questions and is saved."""
 
-    save_steps: int = 1000
-    match_steps: int = 1000
+    steps: int = 1000
     questions_per_task: int = 12
 
 
@@ -86,9 +85,10 @@ class Trainer:
             batch = next(batches)
             loss = self._train(batch)
             self._step += 1
-            match = self.examine() if self._step % self._intervals.match_steps == 0 else None
+            stops = self._step % self._intervals.steps == 0
+            match = self.examine() if stops else None
             on_progress(Progress(step=self._step, loss=loss, canvas_tokens=batch.token_ids.size, match=match))
-            if self._step % self._intervals.save_steps == 0 and self._step < last:
+            if stops and self._step < last:
                 self._save()
         self._save()
 

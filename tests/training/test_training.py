@@ -17,7 +17,7 @@ from common.training.recipe import NetworkShape, Recipe
 from common.training.trainer import Intervals, Progress, Trainer
 from common.training.vocabulary import corpus_pieces, vocabulary_rows
 
-_INTERVALS = Intervals(save_steps=1000, match_steps=1000, questions_per_task=1)
+_INTERVALS = Intervals(steps=1000, questions_per_task=1)
 
 
 @pytest.fixture(scope="module")
