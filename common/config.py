@@ -16,7 +16,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from common.config_values import TokensOrAuto, about, choices_of, parse_value
+from common.config_values import DTYPE_CHOICES, TokensOrAuto, about, choices_of, parse_value
 from common.core import defaults
 from common.core.ids import ServingMode
 from common.core.options import Dispatch, QueueOrder
@@ -243,7 +243,7 @@ class WorkerConfig(CoreServiceConfig):
         default="auto",
         metadata=about(
             "type of weights and K/V (auto: float32 on cpu, bfloat16 on cuda)",
-            choices=("auto", "float32", "bfloat16", "float16"),
+            choices=DTYPE_CHOICES,
         ),
     )
     kv_pages: int = field(default=0, metadata=about("KV pages in the pool (0: as many as fit)", minimum=0))

@@ -11,11 +11,15 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any, Literal
 
+from common.core.kv_layout import DTYPE_BYTES
 from common.errors import ConfigError
 
 AUTO: Literal["auto"] = "auto"
 TokensOrAuto = int | Literal["auto"]
 """A number of tokens, or leave to set it to the service itself."""
+
+DTYPE_CHOICES = (AUTO, *DTYPE_BYTES)
+"""What weights and K/V may be computed in; auto: see `common.core.kv_layout.default_dtype`."""
 
 Form = Literal["address", "addresses", "registry", "redis", "weights"]
 """What a text may have to look like; `_CHECKS` has the rules."""

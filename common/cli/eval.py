@@ -19,7 +19,7 @@ from common.cli.interrupt import Interrupted
 from common.cli.main import EXIT_INTERRUPTED
 from common.cli.plotting import check_plotting
 from common.cli.progress import Progress
-from common.config_values import is_address
+from common.config_values import DTYPE_CHOICES, is_address
 from common.core.params import CacheMode, ConfidenceDynamic, ConfidenceQuota, ConfidenceThreshold, RevealStrategy
 from common.corpus.question import Question
 from common.corpus.questions import TASKS, held_out_questions
@@ -171,7 +171,7 @@ def _add_place_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", metavar="D", help="local: cpu or cuda:N (default cpu)")
     group.add_argument(
         "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=DTYPE_CHOICES,
         help="local: type of weights and K/V (default auto: float32 on cpu, bfloat16 on cuda)",
     )
 

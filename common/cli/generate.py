@@ -15,7 +15,7 @@ from common.cli.generation_output import GenerationOutput
 from common.cli.reconnect import Reconnect
 from common.cli.run_dir import is_gateway_of_mine
 from common.cli.text_output import TextOutput
-from common.config_values import is_address
+from common.config_values import DTYPE_CHOICES, is_address
 from common.core.params import (
     DEFAULT_BLOCK_LENGTH_TOKENS,
     DEFAULT_CONFIDENCE_THRESHOLD,
@@ -198,7 +198,7 @@ def _add_place_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="DIR", type=Path, help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
     )
     local.add_argument("--device", metavar="NAME", help="cpu (default), cuda, cuda:0, ...")
-    local.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="type of weights and K/V")
+    local.add_argument("--dtype", choices=DTYPE_CHOICES, help="type of weights and K/V")
     local.add_argument("--kv-pages", metavar="N", type=_positive_int, help="KV pages (default: what the request needs)")
 
 

@@ -26,7 +26,7 @@ from common.cli.restart_orders import obey_restart_orders
 from common.cli.run_dir import new_run_dir
 from common.cli.supervisor import ServiceFailed
 from common.cli.table import render_table
-from common.config_values import AUTO, check_registry
+from common.config_values import AUTO, DTYPE_CHOICES, check_registry
 from common.core.defaults import DEFAULT_DRAIN_S, DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import ServingMode
 from common.errors import ConfigError
@@ -96,7 +96,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         default="auto",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=DTYPE_CHOICES,
         help="type of weights and K/V (default auto: float32 on cpu, bfloat16 on cuda)",
     )
     parser.add_argument("--kv-pages", type=int, default=0, metavar="N", help="KV pages per worker (default: what fits)")

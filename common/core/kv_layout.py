@@ -11,6 +11,11 @@ LAYOUT_VERSION = 1
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+def default_dtype(device: str) -> str:
+    """What a model is computed in on that torch device ("cpu", "cuda:1") when nothing is said."""
+    return "float32" if device.partition(":")[0] == "cpu" else "bfloat16"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
     """Facts that decide the bytes of a page and their meaning.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.checkpoint import check_checkpoint, weights_fingerprint
 from common.core.ids import BlockAttempt, RequestId
-from common.core.kv_layout import DTYPE_BYTES, KvLayout
+from common.core.kv_layout import DTYPE_BYTES, KvLayout, default_dtype
 from common.core.params import CacheMode, ConfidenceQuota, SamplingParams
 from common.core.work import StepDelta
 from common.engine.attention import AttentionBackend, SdpaBackend
@@ -73,12 +73,12 @@ class Engine:
         page_size_tokens: int = 16,
         backend: AttentionBackend | None = None,
     ) -> Engine:
-        """Load a checkpoint folder. `device` is "cpu", "cuda" or "cuda:N"; dtype None is float32 on CPU, else bfloat16.
+        """Load a checkpoint folder. `device` is "cpu", "cuda" or "cuda:N"; dtype None is `default_dtype`.
 
         Raises `CheckpointError` naming file and tensor, `ConfigError` for a device, dtype or pool that cannot be had.
         """
         place = _device(device)
-        dtype = dtype or ("float32" if place.type == "cpu" else "bfloat16")
+        dtype = dtype or default_dtype(place.type)
         if dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
         index = check_checkpoint(model_dir)

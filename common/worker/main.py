@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from common.checkpoint import CheckpointIndex, check_checkpoint
 from common.config import WorkerConfig
+from common.config_values import AUTO
 from common.core.ids import Role
-from common.core.kv_layout import DTYPE_BYTES
+from common.core.kv_layout import DTYPE_BYTES, default_dtype
 from common.rpc.service import run_service
 from common.worker.forward_watch import ForwardStuck
 from common.worker.leaving import leave_process
@@ -89,9 +90,7 @@ def _load(role: Role, config: WorkerConfig) -> Callable[[], WorkerApp]:
 
 
 def _dtype(config: WorkerConfig) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    return "float32" if config.device == "cpu" else "bfloat16"
+    return default_dtype(config.device) if config.dtype == AUTO else config.dtype
 
 
 def _auto_pages(config: WorkerConfig, dtype: str, index: CheckpointIndex) -> int:
