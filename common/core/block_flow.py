@@ -22,6 +22,7 @@ from common.core.effects import (
 )
 from common.core.fleet import Fleet
 from common.core.ids import CallId, Role, ServingMode, WorkerId, WorkerLife
+from common.core.kept_share import KeptShare
 from common.core.params import CacheMode
 from common.core.reasons import message_for
 from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState, told
@@ -53,6 +54,7 @@ class BlockFlow:
         self.replay_divergences = 0
         self.retried_blocks: Counter[Reason] = Counter()
         self.placements = 0
+        self.kept_share = KeptShare(config.min_kept_share)
         self.early_readers = 0
         self.early_readers_unused = 0
         self.last_prefill_worker_id: WorkerId | None = None
@@ -205,6 +207,9 @@ class BlockFlow:
         request.move(BlockState.KV_READY, self.now)
         request.move(BlockState.TRANSFERRING, self.now)
         request.cost.begin_decode(prefilled_s, decode_worker_id=request.call.target.worker_id)
+        if request.prefilled is not None:
+            # Its own time is longer: it had the prefill to wait for.
+            self.timers.set(TimerKind.LEASE, request.id, request.prefilled.lease_ends_s)
 
     def await_decode(self, request: Request) -> None:
         """Wait for decode memory with what the prefill left."""
@@ -347,7 +352,7 @@ class BlockFlow:
         for call_id in account.turns.come_near():
             request = self.book.get(self.calls[call_id].request_id)
             assert request is not None, call_id
-            if request.spec.cache_mode is not CacheMode.NONE and not request.spec.idle:
+            if self.kept_share.suffices and request.spec.cache_mode is not CacheMode.NONE and not request.spec.idle:
                 self.book.wait_reader(request)
                 self.changed = True
 

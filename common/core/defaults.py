@@ -91,8 +91,12 @@ DEFAULT_DECODE_POLICY = "max_free_pages"
 DEFAULT_COLOCATED_POLICY = "least_outstanding_tokens"
 """Which worker gets a block in colocated mode."""
 
-DEFAULT_KV_OVERLAP = False
+DEFAULT_KV_OVERLAP = True
 """Whether a decode worker fetches K/V while the prefill computes it."""
+
+MIN_KEPT_SHARE = 0.9
+"""Share of recent prefills that must have left K/V for the next to be read early: a call for nothing costs more than
+one that is early gains."""
 
 DEFAULT_TOPOLOGY_ALPHA = 0.7
 """Share of the roomiest worker's free memory that a worker on a fast link needs to be preferred (topology_guarded)."""
@@ -126,3 +130,6 @@ MIN_ADAPTIVE_THRESHOLD_TOKENS = 1024
 
 MAX_ADAPTIVE_THRESHOLD_TOKENS = 131_072
 """Largest adaptive overload threshold."""
+
+EARLY_FETCH_S = 2 * DEFAULT_STUCK_FORWARD_S + DEFAULT_KV_LEASE_S
+"""Longest that a fetch begun before its prefill may take: two forwards, one before it and its own, then a lease."""

@@ -31,6 +31,7 @@ def early_kv(flow: BlockFlow, request: Request, first: StepDelta, transfer: KvTr
     prefill, prefilled_s = request.call, flow.now - transfer.exposed_s
     assert prefill is not None, request.id
     request.cost.prefill_s = max(0.0, prefilled_s - prefill.placed_s)
+    flow.kept_share.observe(True)
     flow.end_call(request, cancel=False)
     flow.reveal(request, first)
     flow.rely_on_reader(request, prefilled_s)
@@ -47,5 +48,5 @@ def _handle(request: Request, owner: WorkerSpec) -> KvHandle:
         layout_fingerprint=owner.layout_fingerprint,
         canvas_tokens=request.canvas_tokens,
         pages=owner.pages_for(request.canvas_tokens),
-        lease_s=defaults.DEFAULT_KV_LEASE_S,
+        lease_s=defaults.EARLY_FETCH_S,
     )

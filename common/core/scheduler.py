@@ -247,6 +247,8 @@ class SchedulerCore:
             flow.fail(request, Reason.INTERNAL, why=unlawful(call, event.first))
             return
         flow.reveal(request, event.first)
+        if request.spec.cache_mode is not CacheMode.NONE:
+            flow.kept_share.observe(event.kv is not None)
         if event.completion is None:
             flow.keep_prefilled(request, account, event.first, event.kv)
             return
@@ -330,7 +332,7 @@ class SchedulerCore:
                 continue
             if kind is TimerKind.DEADLINE:
                 self._flow.fail(request, Reason.DEADLINE_EXCEEDED)
-            elif request.block_state is BlockState.KV_READY:
+            elif request.block_state in (BlockState.KV_READY, BlockState.TRANSFERRING):
                 self._flow.retry(request, Reason.KV_LEASE_EXPIRED)
 
 

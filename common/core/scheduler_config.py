@@ -19,7 +19,8 @@ class SchedulerConfig:
     names from `common.core.placement`; `topology_alpha` and `length_slack` tune two of them. `sticky_workers` lets a
     colocated request's next block go to the worker of its last one while that has room. `max_gen_len_tokens` fixes the
     generated part of every canvas (0: as long as the request asks). `tenant_weights` are whole shares (others: 1).
-    With `kv_overlap` a block gets its decode worker when its prefill runs, and each layer's K/V moves once computed.
+    With `kv_overlap` a block gets its decode worker when its prefill runs, and each layer's K/V moves once computed,
+    while at least `min_kept_share` of recent prefills left K/V.
     """
 
     mode: ServingMode
@@ -36,6 +37,7 @@ class SchedulerConfig:
     topology_alpha: float = defaults.DEFAULT_TOPOLOGY_ALPHA
     length_slack: float = defaults.DEFAULT_LENGTH_SLACK
     kv_overlap: bool = defaults.DEFAULT_KV_OVERLAP
+    min_kept_share: float = defaults.MIN_KEPT_SHARE
     sticky_workers: bool = False
     queue_order: QueueOrder = defaults.DEFAULT_QUEUE_ORDER
     dispatch: Dispatch = defaults.DEFAULT_DISPATCH

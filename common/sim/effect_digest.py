@@ -47,7 +47,8 @@ def _life(life: WorkerLife) -> Facts:
 
 
 def _source(source: KvSource) -> Facts:
-    return type(source).__name__, isinstance(source, RemoteKv) and source.early
+    early = ("early",) if isinstance(source, RemoteKv) and source.early else ()
+    return type(source).__name__, *early
 
 
 def _attempt(effect: Any) -> Facts:

@@ -30,13 +30,13 @@ def test_nothing_given_is_nothing_said():
 
 def test_what_is_given_arrives():
     args = parse(
-        *("--no-overflow", "--kv-overlap", "--sticky-workers", "--dispatch", "late", "--dispatch-ahead", "3"),
+        *("--no-overflow", "--no-kv-overlap", "--sticky-workers", "--dispatch", "late", "--dispatch-ahead", "3"),
         *("--queue-order", "fewest_remaining_blocks", "--decode-policy", "balanced_length", "--length-slack", "0.25"),
         *("--tenant-weights", "a=3,b=1", "--max-gen-len", "256", "--max-queue-wait-s", "1.5"),
         *("--max-prefill-tokens-per-batch", "512", "--max-batch-size", "16"),
     )
     scheduler = load_config(SchedulerServiceConfig, scheduler_options(args), "sangam scheduler", environ={})
-    assert (scheduler.overflow, scheduler.kv_overlap, scheduler.sticky_workers) == (False, True, True)
+    assert (scheduler.overflow, scheduler.kv_overlap, scheduler.sticky_workers) == (False, False, True)
     assert (scheduler.dispatch, scheduler.dispatch_ahead) == (Dispatch.LATE, 3)
     assert scheduler.queue_order is QueueOrder.FEWEST_REMAINING_BLOCKS
     assert (scheduler.decode_policy, scheduler.length_slack) == ("balanced_length", 0.25)

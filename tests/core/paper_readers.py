@@ -87,6 +87,11 @@ class PaperReaders(PaperCluster):
         news = ev.DecodeKvReceived(call_id=reader.effect.call_id, transfer=NO_TRANSFER, first=late.first)
         return [news, late]
 
+    def fetches_since_before(self, request: PaperRequest) -> bool:
+        """Whether a reader that came before the prefill had ended has yet to say that it has the K/V."""
+        call = None if request.phase != DECODING or request.call_id is None else self.calls[request.call_id]
+        return call is not None and isinstance(call.source, RemoteKv) and call.source.early and not call.kv_received
+
     def is_near(self, prefill: PaperCall) -> bool:
         """Whether that prefill may be in its worker's next forward: what is before it leaves it room, or is nothing."""
         here = [c for c in self.calls.values() if c.effect.target == prefill.effect.target]
@@ -101,7 +106,8 @@ class PaperReaders(PaperCluster):
     def judge_reader_progress(self) -> None:
         """Nobody's prefill runs unread while a decode worker surely has room that no other block waits for."""
         phases = {request.phase for request in self.requests.values()}
-        if not self.config.kv_overlap or READY in phases or (self.overflows() and WAITING in phases):
+        always = self.config.kv_overlap and self.config.min_kept_share == 0.0
+        if not always or READY in phases or (self.overflows() and WAITING in phases):
             return
         unread = [request for request in self.requests.values() if self._could_be_read(request)]
         head = min(unread, key=lambda request: request.key, default=None)

@@ -37,7 +37,14 @@ class RandomCluster:
 
     def __init__(self, mode: ServingMode, rng: random.Random, **options: Any) -> None:
         config = SchedulerConfig(
-            mode=mode, **{"overload_threshold_tokens": 40, "max_attempts": 4, "kv_overlap": True, **options}
+            mode=mode,
+            **{
+                "overload_threshold_tokens": 40,
+                "max_attempts": 4,
+                "kv_overlap": True,
+                "min_kept_share": 0.0,
+                **options,
+            },
         )
         self.rng = rng
         self.oracle = SchedulerOracle(config)
@@ -180,6 +187,7 @@ def random_options(rng: random.Random) -> dict[str, Any]:
         "length_slack": rng.choice([0.0, 0.1, 2.0]),
         "sticky_workers": rng.random() < 0.5,
         "kv_overlap": rng.random() < 0.5,
+        "min_kept_share": rng.choice([0.0, 0.0, 0.9]),
         "queue_order": rng.choice(list(QueueOrder)),
         "dispatch": rng.choice(list(Dispatch)),
         "dispatch_ahead": rng.choice([1, 2, 3]),

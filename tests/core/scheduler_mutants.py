@@ -21,6 +21,7 @@ from common.core.recovery import Failure
 from common.core.request import BlockState, Request
 from common.core.request_book import RequestBook
 from common.core.roster import Roster
+from common.core.timers import TimerKind
 from common.core.waiting_line import TenantLine, Waiter, WaitingLine
 from common.core.work import KvTransfer, RequestSpec, StepDelta
 from common.core.worker_account import WorkerAccount
@@ -307,6 +308,16 @@ def waits_for_a_prefill_that_its_reader_has_whole(patch: pytest.MonkeyPatch) -> 
     patch.setattr(scheduler, "early_kv", early_kv)
 
 
+def waits_for_a_reader_for_ever(patch: pytest.MonkeyPatch) -> None:
+    right = BlockFlow.rely_on_reader
+
+    def rely_on_reader(self: BlockFlow, request: Request, prefilled_s: float) -> None:
+        right(self, request, prefilled_s)
+        self.timers.cancel(TimerKind.LEASE, request.id)
+
+    patch.setattr(BlockFlow, "rely_on_reader", rely_on_reader)
+
+
 _ALL: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     answers_any_call,
     never_counts_attempts,
@@ -343,6 +354,7 @@ _ALL: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     counts_the_new_name_as_an_attempt,
     drops_what_a_reader_brought,
     waits_for_a_prefill_that_its_reader_has_whole,
+    waits_for_a_reader_for_ever,
 )
 MUTANTS = {mutate.__name__.replace("_", " "): mutate for mutate in _ALL}
 

@@ -109,7 +109,7 @@ class SchedulerOracle(PaperReaders):
         for request in list(self.requests.values()):
             if request.deadline_at is not None and request.deadline_at <= self.now:
                 request.may_fail = Reason.DEADLINE_EXCEEDED
-            elif request.phase == READY and request.lease_end <= self.now:
+            elif request.lease_end <= self.now and (request.phase == READY or self.fetches_since_before(request)):
                 self.expect_retry(request)
         self._feed(ev.Tick())
         wakeup = self.core.next_wakeup()

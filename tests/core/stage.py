@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from common.core import effects as fx
 from common.core import events as ev
@@ -20,10 +20,14 @@ TRANSFER = KvTransfer(transfer_s=0.25, exposed_s=0.125, transfer_bytes=640)
 
 
 class Stage:
-    """Keeps the time; each command returns the effects it caused and keeps them in `told`."""
+    """Keeps the time; each command returns the effects it caused and keeps them in `told`.
+
+    Decodes follow their prefills unless `kv_overlap` is among the settings.
+    """
 
     def __init__(self, mode: ServingMode, *workers: WorkerSpec, **settings: object) -> None:
-        self.core = SchedulerCore(SchedulerConfig(mode=mode, **settings))  # type: ignore[arg-type]  # by name in tests
+        chosen: dict[str, Any] = {"kv_overlap": False, **settings}
+        self.core = SchedulerCore(SchedulerConfig(mode=mode, **chosen))
         self.now = 0.0
         self.told: list[fx.SchedulerEffect] = []
         self.clients: set[str] = set()

@@ -86,6 +86,19 @@ def test_a_step_tells_that_the_reader_has_the_kv_once_the_prefill_has_ended() ->
     stage.assert_idle()
 
 
+def test_a_reader_has_one_lease_from_the_end_of_the_prefill_on() -> None:
+    stage = overlapping(prefiller(), decoder())
+    prefill, decode = begun(stage)
+    assert isinstance(decode.source, RemoteKv) and decode.source.handle.lease_s > 120.0, "two forwards may take long"
+    stage.now = 100.0
+    stage.prefilled(prefill, [0], lease_s=30.0)
+    assert stage.tick(129.9) == []
+    told = stage.tick(130.0)
+    assert only(told, fx.CancelCall).call_id == decode.call_id
+    assert only(told, fx.ReleaseKv).attempt == prefill.work.attempt
+    assert only(told, fx.CallPrefill).work.attempt.attempt == 1
+
+
 def test_the_reader_of_a_block_that_its_prefill_finishes_is_cancelled() -> None:
     stage = overlapping(prefiller(), decoder())
     prefill, decode = begun(stage, request_spec("r", max_tokens=4))
@@ -234,6 +247,19 @@ def test_a_prefill_worker_without_a_data_plane_is_not_read_early() -> None:
 def test_without_overlap_the_decode_is_placed_after_the_prefill() -> None:
     stage = Stage(DISAGGREGATED, prefiller(), decoder(), kv_overlap=False)
     assert kinds(stage.submit(request_spec("r"))) == ["CallPrefill"]
+
+
+def test_prefills_are_not_read_early_while_many_finish_their_block() -> None:
+    """One in 32 counts: four that kept nothing bring the share of the others below 0.9, six others above it again."""
+    stage = overlapping(prefiller(pages=64), decoder(pages=64))
+    for name in "abcd":
+        prefill, _ = begun(stage, request_spec(name, max_tokens=4))
+        stage.prefill_finished(prefill, [0, 1, 2, 3], FinishReason.LENGTH)
+    for name in "efghij":
+        prefill = only(stage.submit(request_spec(name)), fx.CallPrefill)
+        assert kinds(stage.prefilled(prefill, [0])) == ["PublishStep", "CallDecode"], "decoded as without overlap"
+    begun(stage, request_spec("k"))
+    assert stage.core.view().early_readers == 5
 
 
 def test_a_prefill_is_read_from_the_forward_before_its_own_on() -> None:

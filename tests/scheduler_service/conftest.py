@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,12 +105,16 @@ async def wire(redis_server: RedisServer) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 async def start_scheduler(tmp_path: Path) -> AsyncIterator[StartScheduler]:
-    """Start scheduler services; they are stopped, and must end well, when the test ends."""
+    """Start scheduler services; they are stopped, and must end well, when the test ends.
+
+    Decodes follow their prefills unless `kv_overlap` is set, so that each test has one call at a time to hold up.
+    """
     stack = AsyncExitStack()
 
     async def start(mode: ServingMode = ServingMode.DISAGGREGATED, **settings: object) -> Scheduler:
         ready_file = tmp_path / f"ready-{secrets.token_hex(4)}.json"
-        config = SchedulerServiceConfig(mode=mode, ready_file=ready_file, **settings)  # type: ignore[arg-type]  # by test
+        chosen: dict[str, Any] = {"kv_overlap": False, **settings}
+        config = SchedulerServiceConfig(mode=mode, ready_file=ready_file, **chosen)
         stop = asyncio.Event()
         serving = asyncio.create_task(serve(config, stop))
         await until(lambda: ready_file.exists() or serving.done())

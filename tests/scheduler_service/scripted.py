@@ -45,7 +45,8 @@ def token_at(position: int) -> int:
 class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.DecodeServiceServicer):
     """Prefill reveals the block's first token, Decode the rest; `gate` holds every call back until it is set.
 
-    `lies`: what it reveals belongs to the block after the one it was asked for.
+    `lies`: what it reveals belongs to the block after the one it was asked for. `early` counts Decode calls for K/V
+    that was still to be computed.
     """
 
     def __init__(self, worker_id: str, role: Role, *, incarnation: int = 1) -> None:
@@ -65,6 +66,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.speaking = True
         self.gathers = False
         self.lies = False
+        self.early = 0
         self._address = ""
         self._stack = contextlib.AsyncExitStack()
         self._heartbeat: Any = None
@@ -151,7 +153,11 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         if source == "local_prefill":
             yield decode_pb2.DecodeEvent(step=step_delta_to_proto(self._delta(work, 0, 0, 1)))
         elif source == "remote":
-            yield decode_pb2.DecodeEvent(kv_received=decode_pb2.KvReceived(transfer_s=0.01, transfer_bytes=1234))
+            received = decode_pb2.KvReceived(transfer_s=0.01, transfer_bytes=1234)
+            if not request.remote.HasField("first"):
+                received.first.CopyFrom(step_delta_to_proto(self._delta(work, 0, 0, 1)))
+                self.early += 1
+            yield decode_pb2.DecodeEvent(kv_received=received)
         middle = work.block_length_tokens // 2
         for step, (start, end) in enumerate([(1, middle), (middle, work.block_length_tokens)], start=1):
             yield decode_pb2.DecodeEvent(step=step_delta_to_proto(self._delta(work, step, start, end)))

@@ -14,10 +14,11 @@ from tests.scheduler_service.outcomes import collect, failure_of, revealed
 from tests.scheduler_service.scripted import PAGES, ScriptedWorker, token_at, until
 
 
+@pytest.mark.parametrize("kv_overlap", [False, True])
 async def test_disaggregated_request_runs_block_by_block_to_its_end(
-    start_scheduler: StartScheduler, add_worker: AddWorker
+    start_scheduler: StartScheduler, add_worker: AddWorker, kv_overlap: bool
 ) -> None:
-    scheduler = await start_scheduler(ServingMode.DISAGGREGATED)
+    scheduler = await start_scheduler(ServingMode.DISAGGREGATED, kv_overlap=kv_overlap)
     prefill = await add_worker(scheduler, "p", Role.PREFILL)
     decode = await add_worker(scheduler, "d", Role.DECODE)
     events = await collect(scheduler.stub.Schedule(make_request()))
@@ -29,7 +30,7 @@ async def test_disaggregated_request_runs_block_by_block_to_its_end(
     assert {placement.decode_worker_id for placement in placements} == {"d"}
     assert [placement.transfer_bytes for placement in placements] == [1234] * 3
     assert events[-1].finished.finish_reason != 0
-    assert decode.sources == ["remote"] * 3
+    assert decode.sources == ["remote"] * 3 and decode.early == 3 * kv_overlap
     # Each block's work carries exactly the earlier blocks.
     assert [len(work.generated_token_ids) for work in prefill.works] == [0, 8, 16]
     assert prefill.works[2].generated_token_ids == tuple(token_at(position) for position in range(16))
@@ -49,6 +50,38 @@ async def test_a_workers_events_count_the_same_one_by_one_and_in_one_message(
     assert kinds == ["queued", *["block_committed"] * 3, "finished"]
     placements = [event.block_committed for event in events if event.HasField("block_committed")]
     assert [placement.transfer_bytes for placement in placements] == [1234] * 3
+    await scheduler.until_idle()
+
+
+async def test_a_decode_worker_that_has_the_kv_goes_on_whatever_becomes_of_the_prefills_answer(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler(ServingMode.DISAGGREGATED, kv_overlap=True)
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    await add_worker(scheduler, "d", Role.DECODE)
+    prefill.gate.clear()
+    events = await collect(scheduler.stub.Schedule(make_request()))
+    assert revealed(events) == {position: token_at(position) for position in range(20)}
+    assert len(prefill.works) == 3 and not prefill.cancelled.is_set()
+    prefill.gate.set()
+    await scheduler.until_idle()
+
+
+async def test_an_early_decode_is_cancelled_when_the_prefill_completes_the_block(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler = await start_scheduler(kv_overlap=True)
+    prefill = await add_worker(scheduler, "p", Role.PREFILL)
+    decode = await add_worker(scheduler, "d", Role.DECODE)
+    prefill.gate.clear()
+    decode.gate.clear()
+    call = asyncio.create_task(collect(scheduler.stub.Schedule(make_request(max_tokens=1))))
+    await asyncio.wait_for(decode.started.wait(), 10)
+    prefill.gate.set()
+    events = await call
+    assert revealed(events) == {0: token_at(0)}
+    assert [event.block_committed.attempts for event in events if event.HasField("block_committed")] == [1]
+    await asyncio.wait_for(decode.cancelled.wait(), 10)
     await scheduler.until_idle()
 
 
