@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -72,7 +73,10 @@ class RpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Answer NOT_SERVING, refuse new calls, give running ones `grace_s` seconds, then cancel them."""
-        await self._health.enter_graceful_shutdown()
+        # It waits for each watcher to have got the word before, and one that stands still may never get it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
 
 

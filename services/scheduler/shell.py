@@ -82,6 +82,7 @@ class SchedulerShell:
         self._fencer = fencer
         self._tasks: asyncio.TaskGroup | None = None
         self._calls: dict[CallId, asyncio.Task[None]] = {}
+        self._until_stop: set[asyncio.Task[None]] = set()
         self._outboxes: dict[RequestId, list[RequestOutbox]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -113,7 +114,8 @@ class SchedulerShell:
                 self._stopping = True
                 if self._timer is not None:
                     self._timer.cancel()
-                for task in (*background, *self._calls.values()):
+                # Each by itself: a handler that writes to a peer that stands still would not end what it had spawned.
+                for task in (*background, *self._until_stop):
                     task.cancel()
         await self._worker_calls.aclose()
 
@@ -202,9 +204,12 @@ class SchedulerShell:
     def spawn(
         self, coroutine: Coroutine[Any, Any, None], *, context: contextvars.Context | None = None
     ) -> asyncio.Task[None]:
-        """A task owned by `run`: its exceptions end the process. `context` None: the caller's."""
+        """A task owned by `run`: its exceptions end the process, `stop` cancels it. `context` None: the caller's."""
         assert self._tasks is not None, "the shell is not running"
-        return self._tasks.create_task(coroutine, context=context)
+        task = self._tasks.create_task(coroutine, context=context)
+        self._until_stop.add(task)
+        task.add_done_callback(self._until_stop.discard)
+        return task
 
     def check_serving(self) -> None:
         """Raise SCHEDULER_UNAVAILABLE before `run` and from `stop` on."""
@@ -285,7 +290,8 @@ class SchedulerShell:
 
     def _end_life(self, life: WorkerLife) -> None:
         self._liveness.end(life)
-        self.spawn(self._worker_calls.disconnect(life))
+        assert self._tasks is not None, "only a running shell has lives"
+        self._tasks.create_task(self._worker_calls.disconnect(life))
 
     def _publish(self, effect: PublishStep | PublishBlock) -> None:
         for outbox in self._outboxes.get(effect.request_id, ()):
