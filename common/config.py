@@ -195,6 +195,13 @@ class SchedulerServiceConfig(CoreServiceConfig):
     kv_store_address: str = field(
         default="", metadata=about("host:port of the KV registry (empty: none)", form="address")
     )
+    advertise_host: str = field(
+        default="",
+        metadata=about(
+            "host name or IP that this scheduler is told by to those who ask another for the leader "
+            "(empty: the interface listened on, or that routes to the lease's Redis)"
+        ),
+    )
     max_attempts: int = field(
         default=defaults.DEFAULT_MAX_ATTEMPTS,
         metadata=about("attempts at one block before its request fails", minimum=1),

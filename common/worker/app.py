@@ -23,12 +23,12 @@ from common.core.worker_view import WorkerView
 from common.engine.engine import Engine
 from common.errors import ConfigError, Reason
 from common.metrics.leaks import LeakWatch
+from common.rpc.advertise import advertised_address
 from common.rpc.server import RpcServer
 from common.rpc.service import write_ready_file
 from common.story.cores import WORKER
 from common.story.writer import open_story
 from common.transport.factory import make_transport
-from common.worker.advertise import advertised_host
 from common.worker.calls import CallTable
 from common.worker.core_loop import CoreLoop
 from common.worker.forward_thread import JOIN_TIMEOUT_S, ForwardJob, ForwardThread
@@ -180,13 +180,13 @@ class WorkerApp:
             raise ConfigError(f"{where}: cannot listen there: {error.strerror}") from None
 
     def _advertised(self, bound: str) -> str:
-        host = advertised_host(
+        return advertised_address(
+            bound,
             advertise_host=self._config.advertise_host,
             listen_host=self._config.host,
-            scheduler_addresses=parse_addresses(self._config.scheduler_address),
+            towards=parse_addresses(self._config.scheduler_address),
+            option="--scheduler-address",
         )
-        port = bound.rpartition(":")[2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _drain(self) -> None:
         """Take nothing new, let what is here end for `drain_s` at most; what is left then is handed back."""

@@ -8,6 +8,7 @@ a successor, commands nobody: its workers have begun new lives. This, and no lea
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,10 @@ from typing import Protocol
 
 from common.clock import Clock
 from common.config import SchedulerServiceConfig
+from common.errors import ConfigError
+from common.rpc.advertise import advertised_address
+
+log = logging.getLogger(__name__)
 
 
 class Leadership(Protocol):
@@ -89,8 +94,8 @@ class LoneLeadership:
 
 
 @asynccontextmanager
-async def open_leadership(config: SchedulerServiceConfig, *, name: str, clock: Clock) -> AsyncIterator[Leadership]:
-    """The leadership that the settings ask for; `name` is what others may be told of this scheduler (host:port)."""
+async def open_leadership(config: SchedulerServiceConfig, *, bound: str, clock: Clock) -> AsyncIterator[Leadership]:
+    """The leadership that the settings ask for; `bound` is where this scheduler listens (host:port)."""
     if not config.leader_lease:
         yield LoneLeadership()
         return
@@ -100,8 +105,24 @@ async def open_leadership(config: SchedulerServiceConfig, *, name: str, clock: C
     from services.scheduler.redis_lease import RedisLease
 
     address = RedisAddress.parse(config.leader_lease)
+    name = await asyncio.to_thread(_name, config, bound, f"{address.host}:{address.port}")
     lease = RedisLease(address, name=name, ttl_s=config.leader_lease_s)
     try:
         yield LeasedLeadership(lease, clock=clock, ttl_s=config.leader_lease_s)
     finally:
         await lease.aclose()
+
+
+def _name(config: SchedulerServiceConfig, bound: str, redis: str) -> str:
+    """What others are told of this scheduler when it leads; a hint, so that no name server may keep it from leading."""
+    try:
+        return advertised_address(
+            bound,
+            advertise_host=config.advertise_host,
+            listen_host=config.host,
+            towards=[redis],
+            option="--leader-lease",
+        )
+    except ConfigError as error:
+        log.warning("%s; others are told %s", error, bound)
+        return bound

@@ -38,7 +38,7 @@ async def serve(config: SchedulerServiceConfig, stop: asyncio.Event) -> None:
             write_ready_file(config.ready_file, service="scheduler", address=address)
 
     try:
-        async with open_leadership(config, name=address, clock=clock) as leadership:
+        async with open_leadership(config, bound=address, clock=clock) as leadership:
             await report(False)
             await office.hold(leadership, stop=stop, report=report)
     finally:

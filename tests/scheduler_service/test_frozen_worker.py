@@ -18,8 +18,8 @@ from tests.scheduler_service.scripted import ScriptedWorker
 
 PATIENCE_S = 60.0
 NEVER_MS = 3_600_000
-BEYOND_ANY_WINDOW = 200_000
-"""Letters of a worker's name: what is said of it exceeds what a stream may carry that nobody reads."""
+BEYOND_ANY_WINDOW = 4_000_000
+"""Letters of a worker's name: what is said of it exceeds what connection and sockets hold for a peer that does not read."""
 
 
 @asynccontextmanager
@@ -52,8 +52,9 @@ async def _say_much_to_all_workers(scheduler: Scheduler) -> None:
 async def test_a_worker_that_stands_still_does_not_hold_a_stop_back(
     start_scheduler: StartScheduler, monkeypatch: pytest.MonkeyPatch, much: bool
 ) -> None:
-    # So nothing but the stop itself ends the connection.
-    monkeypatch.setattr(options, "_KEEPALIVE_TIME_MS", NEVER_MS)
+    # Nothing but the stop itself ends the connection.
+    for setting in ("_KEEPALIVE_TIME_MS", "_KEEPALIVE_TIMEOUT_MS"):
+        monkeypatch.setattr(options, setting, NEVER_MS)
     scheduler = await start_scheduler(mode=ServingMode.COLOCATED, heartbeat_timeout_s=3600.0)
     async with _frozen_worker(scheduler):
         if much:

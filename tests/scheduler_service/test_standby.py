@@ -23,6 +23,7 @@ from tests.scheduler_service.outcomes import collect, failure_of, revealed
 from tests.scheduler_service.scripted import ScriptedWorker, until
 
 PATIENCE_S = 30.0
+_STATE = scheduler_pb2.GetClusterStateRequest()
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -79,6 +80,20 @@ async def test_a_standby_refuses_everything_by_one_reason_until_it_leads(
         refused = await refusal(call)
         assert refused.reason is Reason.NOT_LEADER
         assert refused.metadata == {"leader": leader.address}
+
+
+@pytest.mark.parametrize(("given", "named"), [("", "127.0.0.1"), ("leader.example", "leader.example")])
+async def test_a_leader_that_listens_everywhere_is_named_as_others_reach_it(
+    start_scheduler: StartScheduler, lease: dict[str, Any], given: str, named: str
+) -> None:
+    leader = await start_scheduler(**lease, host="0.0.0.0", advertise_host=given)
+    await until_leading(leader)
+    standby = await start_scheduler(**lease)
+    async with asyncio.timeout(PATIENCE_S):
+        while not (refused := await refusal(standby.stub.GetClusterState(_STATE))).metadata:  # it has yet to look
+            await asyncio.sleep(0.02)
+    assert refused.reason is Reason.NOT_LEADER
+    assert refused.metadata == {"leader": f"{named}:{leader.address.rpartition(':')[2]}"}
 
 
 async def test_a_leader_that_is_told_to_stop_hands_over_at_once(

@@ -6,9 +6,7 @@ import dataclasses
 
 import pytest
 
-from common.errors import ConfigError
 from common.model_config import ModelConfig, load_model_config
-from common.worker.advertise import advertised_host
 from common.worker.pool_size import CPU_POOL_BYTES, auto_pages, pool_bytes
 from tests.engine.checkpoints import GOLDEN_DIR
 
@@ -44,33 +42,3 @@ def test_on_a_gpu_the_pool_takes_a_share_of_what_the_weights_leave() -> None:
     assert pool_bytes(weights_bytes=5, free_bytes=None) == CPU_POOL_BYTES
     assert pool_bytes(weights_bytes=20_000, free_bytes=120_000) == 80_000
     assert pool_bytes(weights_bytes=20_000, free_bytes=10_000) == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "listen", "expected"),
-    [
-        ("worker-3.pods", "0.0.0.0", "worker-3.pods"),
-        ("", "10.1.2.3", "10.1.2.3"),
-        ("", "0.0.0.0", "127.0.0.1"),
-        ("", "::", "127.0.0.1"),
-    ],
-)
-def test_the_advertised_host_is_one_that_peers_can_reach(given: str, listen: str, expected: str) -> None:
-    # The scheduler is on loopback, so loopback is the interface that routes to it.
-    host = advertised_host(advertise_host=given, listen_host=listen, scheduler_addresses=["127.0.0.1:50052"])
-    assert host == expected
-
-
-# A label of more than 63 characters is refused before any name server is asked.
-NOWHERE = "a" * 64
-
-
-def test_schedulers_that_cannot_be_resolved_are_named() -> None:
-    two = [f"{NOWHERE}:50052", f"{NOWHERE}:50053"]
-    with pytest.raises(ConfigError, match=f"--scheduler-address: no route to {two[0]} .*, no route to {two[1]} "):
-        advertised_host(advertise_host="", listen_host="0.0.0.0", scheduler_addresses=two)
-
-
-def test_a_worker_starts_while_one_of_its_schedulers_has_no_name() -> None:
-    known = [f"{NOWHERE}:50052", "127.0.0.1:50052"]
-    assert advertised_host(advertise_host="", listen_host="0.0.0.0", scheduler_addresses=known) == "127.0.0.1"
