@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from common.transport.base import Fetched, KvSink, KvTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
 from common.transport.ucx import UcxTransport
-from tests.transport.doubles import MemoryProvider, handle_for
+from tests.transport.doubles import PATIENCE_S, MemoryProvider, handle_for
 
 
 @dataclass
@@ -27,8 +28,14 @@ class Pair:
     def handle(self, number: int = 0) -> KvHandle:
         return handle_for(self.address, number, transport=self.reader.name)
 
-    async def fetch(self, sink: KvSink, number: int = 0, timeout_s: float = 20.0, *, early: bool = False) -> Fetched:
+    async def fetch(
+        self, sink: KvSink, number: int = 0, timeout_s: float = PATIENCE_S, *, early: bool = False
+    ) -> Fetched:
         return await self.reader.fetch(handle=self.handle(number), sink=sink, timeout_s=timeout_s, early=early)
+
+
+_PATIENT = {"connect_timeout_s": PATIENCE_S, "handshake_timeout_s": PATIENCE_S, "stall_timeout_s": PATIENCE_S}
+"""Owner and reader share one loop here: what the one computes is the other's silence."""
 
 
 def _inproc_maker() -> Callable[[], KvTransport]:
@@ -38,8 +45,8 @@ def _inproc_maker() -> Callable[[], KvTransport]:
 
 _MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {
     "inproc": _inproc_maker,
-    "tcp": lambda: TcpTransport,
-    "ucx": lambda: UcxTransport,
+    "tcp": lambda: functools.partial(TcpTransport, **_PATIENT),
+    "ucx": lambda: functools.partial(UcxTransport, **_PATIENT),
 }
 
 

@@ -13,7 +13,8 @@ from common.transport.base import KvReadRequest
 
 OWNER = WorkerLife(WorkerId("p0"), 7)
 LAYOUT = "layout-1"
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
+"""Longest wait for what must come: a loaded machine may stand still for long."""
 AGE_S = 3600.0
 """How long ago what a double lends was computed."""
 
@@ -152,6 +153,7 @@ class MemorySink:
         self._views = [scattered_views(bytes(layer_bytes), piece, gap_bytes=gap_bytes) for _ in range(layers)]
         self.asked: list[int] = []
         self.completed: list[tuple[int, bytes]] = []
+        self._full = asyncio.Event()
 
     @property
     def layers(self) -> int:
@@ -167,6 +169,13 @@ class MemorySink:
 
     async def complete(self, layer: int) -> None:
         self.completed.append((layer, b"".join(self._views[layer])))
+        if len(self.completed) == self.layers:
+            self._full.set()
+
+    async def until_full(self) -> None:
+        """Return once the transport has said of every layer that it is complete."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._full.wait()
 
     @property
     def content(self) -> list[bytes]:

@@ -47,8 +47,7 @@ async def test_the_trailer_comes_after_the_last_layer(pair: Pair, trailer: bytes
     lease.trailer_data, lease.trailer_gate = trailer, asyncio.Event()
     sink = MemorySink(2, 64)
     fetch = asyncio.create_task(pair.fetch(sink))
-    await lease.until_reached(1)
-    await asyncio.sleep(0.05)
+    await sink.until_full()
     assert [layer for layer, _ in sink.completed] == [0, 1] and not fetch.done()
     lease.trailer_gate.set()
     assert (await fetch).trailer == trailer
