@@ -90,7 +90,7 @@ async def test_a_leader_that_listens_everywhere_is_named_as_others_reach_it(
     await until_leading(leader)
     standby = await start_scheduler(**lease)
     async with asyncio.timeout(PATIENCE_S):
-        while not (refused := await refusal(standby.stub.GetClusterState(_STATE))).metadata:  # it has yet to look
+        while not (refused := await refusal(standby.stub.GetClusterState(_STATE))).metadata:  # noqa: ASYNC110  # asked
             await asyncio.sleep(0.02)
     assert refused.reason is Reason.NOT_LEADER
     assert refused.metadata == {"leader": f"{named}:{leader.address.rpartition(':')[2]}"}
