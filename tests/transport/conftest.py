@@ -34,19 +34,20 @@ class Pair:
         return await self.reader.fetch(handle=self.handle(number), sink=sink, timeout_s=timeout_s, early=early)
 
 
-_PATIENT = {"connect_timeout_s": PATIENCE_S, "handshake_timeout_s": PATIENCE_S, "stall_timeout_s": PATIENCE_S}
-"""Owner and reader share one loop here: what the one computes is the other's silence."""
-
-
 def _inproc_maker() -> Callable[[], KvTransport]:
     network = InprocNetwork()
     return lambda: InprocTransport(network)
 
 
+def _patient(kind: type[TcpTransport | UcxTransport]) -> KvTransport:
+    """Owner and reader share one loop here: what the one computes is the other's silence."""
+    return kind(connect_timeout_s=PATIENCE_S, handshake_timeout_s=PATIENCE_S, stall_timeout_s=PATIENCE_S)
+
+
 _MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {
     "inproc": _inproc_maker,
-    "tcp": lambda: functools.partial(TcpTransport, **_PATIENT),
-    "ucx": lambda: functools.partial(UcxTransport, **_PATIENT),
+    "tcp": lambda: functools.partial(_patient, TcpTransport),
+    "ucx": lambda: functools.partial(_patient, UcxTransport),
 }
 
 
