@@ -19,8 +19,9 @@ def test_every_request_ends_once_whatever_crashes(first_seed: int):
         mode = list(ServingMode)[seed % 3].value
         # Every second run has pools that hold two or three canvases: crashes meet full memory.
         tight = {"kv_pages": 120, "kv_page_wait": 0.5} if seed % 2 else {}
-        overlap = "on" if seed // 3 % 2 else "off"
-        result = simulate(mode=mode, seed=seed, faults=FAULTS, requests=12, kv_overlap=overlap, **tight)
+        # Each mode meets every pair of these as seeds go by.
+        options = {"kv_overlap": "on" if seed // 3 % 2 else "off", "token_budget": "auto" if seed // 6 % 2 else "1024"}
+        result = simulate(mode=mode, seed=seed, faults=FAULTS, requests=12, **options, **tight)
         metrics = summarise(result)
         assert (metrics.unfinished, metrics.ended_twice) == (0, 0), seed
         assert metrics.finished + sum(metrics.failures.values()) == 12, seed
