@@ -7,7 +7,6 @@ choices stand in the field's metadata, so the dataclass is the only place that k
 from __future__ import annotations
 
 import argparse
-import enum
 import os
 import sys
 import typing
@@ -16,14 +15,14 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from common.config_values import DTYPE_CHOICES, TokensOrAuto, about, choices_of, parse_value
+from common.config_flags import env_of, flag_of, help_of
+from common.config_values import DTYPE_CHOICES, TokensOrAuto, about, parse_value
 from common.core import defaults
 from common.core.ids import ServingMode
 from common.core.options import Dispatch, QueueOrder
 from common.core.placement import COLOCATED_POLICIES, DECODE_POLICIES, PREFILL_POLICIES
 from common.errors import ConfigError
 
-ENV_PREFIX = "SANGAM_"
 _SCHEDULERS = "host:port of the scheduler, or of every scheduler with commas: the one that leads is followed"
 
 
@@ -340,29 +339,6 @@ def load_config(
     return cls(**values)
 
 
-def flag_of(name: str) -> str:
-    """The command-line flag of a field."""
-    return "--" + name.replace("_", "-")
-
-
-def env_of(name: str) -> str:
-    """The environment variable of a field."""
-    return ENV_PREFIX + name.upper()
-
-
-def to_argv(config: ServiceConfig) -> list[str]:
-    """Flags that make `load_config` return an equal config: what a supervisor passes to the service it starts."""
-    argv: list[str] = []
-    for setting in fields(config):
-        value = getattr(config, setting.name)
-        if isinstance(value, bool):
-            argv.append(flag_of(setting.name) if value else "--no-" + flag_of(setting.name)[2:])
-        else:
-            text = value.value if isinstance(value, enum.Enum) else "" if value is None else str(value)
-            argv.append(f"{flag_of(setting.name)}={text}")
-    return argv
-
-
 def exit_for_user_error(prog: str, error: Exception) -> NoReturn:
     """End the process the way every service answers a user's mistake: one line on stderr, exit code 2."""
     text = " ".join(str(error).split())
@@ -389,20 +365,6 @@ def _parser(cls: type[ServiceConfig], hints: Mapping[str, Any], prog: str) -> _P
             metavar = setting.name.upper()
             parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=help_text)
     return parser
-
-
-def help_of(setting: Field[Any], hint: Any) -> str:
-    """Command-line help of a setting: what it is, what it allows, its default and its variable."""
-    notes = []
-    if allowed := choices_of(setting, hint):
-        notes.append("one of " + ", ".join(allowed))
-    if setting.default is MISSING:
-        notes.append("required")
-    elif setting.default not in (None, ""):
-        default = setting.default.value if isinstance(setting.default, enum.Enum) else setting.default
-        notes.append(f"default {default}")
-    notes.append(f"env {env_of(setting.name)}")
-    return f"{setting.metadata['help']} [{'; '.join(notes)}]".replace("%", "%%")
 
 
 def _text_of(setting: Field[Any], given: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str | None, str]:

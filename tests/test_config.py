@@ -13,15 +13,18 @@ from common.config import (
     SchedulerServiceConfig,
     ServiceConfig,
     WorkerConfig,
-    env_of,
     exit_for_user_error,
-    flag_of,
     load_config,
-    to_argv,
 )
+from common.config_flags import argv_of, env_of, flag_of
 from common.core import defaults
 from common.core.ids import ServingMode
 from common.errors import ConfigError
+
+
+def argv_of_all(config: ServiceConfig) -> tuple[str, ...]:
+    return argv_of(type(config), **{each.name: getattr(config, each.name) for each in dataclasses.fields(config)})
+
 
 WORKER_ARGV = ["--scheduler-address", "127.0.0.1:7000", "--model-dir", "/models/tiny"]
 ALL = [GatewayConfig, SchedulerServiceConfig, WorkerConfig, KvStoreConfig]
@@ -143,9 +146,9 @@ def test_help_shows_every_setting_with_its_variable(cls, capsys):
         GatewayConfig(scheduler_address="h:1", model_dir=Path("-m"), default_deadline_s=2.5),
     ],
 )
-def test_to_argv_is_read_back_equal_whatever_the_environment(config: ServiceConfig):
+def test_flags_of_a_config_are_read_back_equal_whatever_the_environment(config: ServiceConfig):
     noisy = {env_of(setting.name): "garbage" for setting in dataclasses.fields(config)}
-    assert load_config(type(config), to_argv(config), "x", environ=noisy) == config
+    assert load_config(type(config), argv_of_all(config), "x", environ=noisy) == config
 
 
 def test_a_users_mistake_is_one_line_and_exit_code_2(capsys):
@@ -162,7 +165,7 @@ def test_budget_and_threshold_may_be_left_to_the_service():
     )
     assert scheduler(SANGAM_OVERLOAD_THRESHOLD="auto").overload_threshold == "auto"
     for config in (worker("--token-budget", "auto"), scheduler("--overload-threshold", "auto")):
-        assert load_config(type(config), to_argv(config), "sangam", environ={}) == config
+        assert load_config(type(config), argv_of_all(config), "sangam", environ={}) == config
 
 
 @pytest.mark.parametrize("text", ["Auto", "0", "-1", "1.5", ""])

@@ -6,7 +6,8 @@ import dataclasses
 import enum
 from pathlib import Path
 
-from common.config import SchedulerServiceConfig, ServiceConfig, WorkerConfig, flag_of
+from common.config import SchedulerServiceConfig, ServiceConfig, WorkerConfig
+from common.config_flags import flag_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scheduling.md"
 NOT_POLICY = {

@@ -6,7 +6,8 @@ import argparse
 import typing
 from dataclasses import fields
 
-from common.config import GatewayConfig, SchedulerServiceConfig, ServiceConfig, WorkerConfig, flag_of, help_of
+from common.config import GatewayConfig, SchedulerServiceConfig, ServiceConfig, WorkerConfig
+from common.config_flags import argv_of, flag_of, help_of
 from common.config_values import AUTO, TokensOrAuto, parse_value
 
 SCHEDULER_SETTINGS = (
@@ -63,15 +64,9 @@ def tokens_or_auto(text: str) -> TokensOrAuto:
 
 def _options(cls: type[ServiceConfig], names: tuple[str, ...], args: argparse.Namespace) -> tuple[str, ...]:
     hints = typing.get_type_hints(cls)
-    options: list[str] = []
-    for setting in fields(cls):
-        value = getattr(args, setting.name, None) if setting.name in names else None
-        if value is None:
-            continue
-        flag = flag_of(setting.name)
-        if isinstance(value, bool):
-            options.append(flag if value else f"--no-{flag[2:]}")
-        else:
-            parse_value(setting, hints[setting.name], value, flag)
-            options.append(f"{flag}={value}")
-    return tuple(options)
+    settings = [setting for setting in fields(cls) if setting.name in names]
+    given = {setting.name: getattr(args, setting.name, None) for setting in settings}
+    for setting in settings:
+        if isinstance(value := given[setting.name], str):
+            parse_value(setting, hints[setting.name], value, flag_of(setting.name))
+    return argv_of(cls, **{name: value for name, value in given.items() if value is not None})

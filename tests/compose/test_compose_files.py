@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from common.config import (
-    ENV_PREFIX,
     GatewayConfig,
     KvStoreConfig,
     SchedulerServiceConfig,
     ServiceConfig,
     WorkerConfig,
-    env_of,
     load_config,
 )
+from common.config_flags import ENV_PREFIX, env_of
 from common.core.defaults import DEFAULT_DRAIN_S
 from common.redis_address import RedisAddress
 from tests.compose.compose_file import COMPOSE_DIR, read_stack, variable_defaults
