@@ -25,8 +25,8 @@ class ReaderConnection(Protocol):
     """A connection to one owner, for one read at a time; a read that fails is the last."""
 
     @property
-    def accepted(self) -> bool:
-        """Whether the owner got as far as accepting the present, or newest, read."""
+    def delivering(self) -> bool:
+        """Whether any payload of the present, or newest, read has come."""
         ...
 
     @property
@@ -49,7 +49,7 @@ C = TypeVar("C", bound=ReaderConnection)
 class KeptConnections(Generic[C]):
     """Runs reads over a kept connection where there is one, else over one that `connect` makes.
 
-    A kept connection may have died of old age, or its owner may have been started anew: when nothing was accepted on
+    A kept connection may have died of old age, or its owner may have been started anew: when no payload has come over
     it, a fresh one decides whether the peer is lost.
     """
 
@@ -67,7 +67,7 @@ class KeptConnections(Generic[C]):
             try:
                 return await self._read_over(kept, owner, request, sink)
             except WireError as error:
-                if kept.accepted or error.reason is not Reason.PEER_LOST:
+                if kept.delivering or error.reason is not Reason.PEER_LOST:
                     raise
         fresh = await self._connect(handle.address, connect_timeout_s)
         return await self._read_over(fresh, owner, request, sink)

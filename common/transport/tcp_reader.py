@@ -23,7 +23,7 @@ class TcpConnection:
         self._decoder = FrameDecoder(
             frozenset({FrameKind.ACCEPT, FrameKind.DATA, FrameKind.TRAILER, FrameKind.REFUSAL})
         )
-        self.accepted = False
+        self.delivering = False
 
     @classmethod
     async def open(cls, address: str, timeout_s: float) -> TcpConnection:
@@ -37,7 +37,7 @@ class TcpConnection:
 
     async def read(self, sink: KvSink, request: ReadRequest) -> Received:
         """See `ReaderConnection.read`."""
-        self.accepted = False
+        self.delivering = False
         payload = encode_control(request)
         await _say(self._stream, payload)
         accept = await self._stream.receive(self._decoder)
@@ -45,7 +45,6 @@ class TcpConnection:
             raise accept.error
         if not isinstance(accept, Accept):
             raise MalformedFrame("data before it was agreed")
-        self.accepted = True
         first = agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
         cursor = SinkCursor(sink, first)
         self._decoder.expect_data(cursor)
@@ -66,6 +65,7 @@ class TcpConnection:
             raise frame.error
         if not isinstance(frame, DataFrame):
             raise MalformedFrame("accepted twice")
+        self.delivering = True
         if cursor.layer_filled:
             await sink.complete(frame.layer)
 

@@ -51,7 +51,7 @@ class UcxConnection:
         self._endpoint = endpoint
         self._tags = tags
         self._receives: set[UcxTransfer] = set()
-        self.accepted = False
+        self.delivering = False
 
     @classmethod
     async def open(cls, address: str, runtime: UcxRuntime, timeout_s: float) -> UcxConnection:
@@ -84,11 +84,11 @@ class UcxConnection:
     @property
     def reusable(self) -> bool:
         """See `ReaderConnection.reusable`."""
-        return self._stream.silent
+        return self._stream.silent and self._endpoint.alive
 
     async def read(self, sink: KvSink, request: ReadRequest) -> Received:
         """See `ReaderConnection.read`."""
-        self.accepted = False
+        self.delivering = False
         try:
             return await self._read(sink, request)
         except BaseException:
@@ -102,7 +102,6 @@ class UcxConnection:
             raise accept.error
         if not isinstance(accept, Accept):
             raise MalformedFrame("data before it was agreed")
-        self.accepted = True
         first = agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
         frames: _Frames = asyncio.Queue()
         trailer = await race(self._collect(sink, first, frames), self._hear(frames))
@@ -138,6 +137,7 @@ class UcxConnection:
                 sums.extend(_delivered(await frames.get(), number))
             landing, transfer = posted.popleft()
             await landing.arrival(transfer, sums.popleft())
+            self.delivering = True
             self._receives.discard(transfer)
             window.remove(landing.frame.length_bytes)
             if landing.ends_layer:

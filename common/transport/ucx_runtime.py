@@ -106,6 +106,11 @@ class UcxEndpoint:
         except ucx.UCXError as error:
             raise WireError(Reason.PEER_LOST, "the KV peer's UCX worker cannot be reached") from error
 
+    @property
+    def alive(self) -> bool:
+        """Whether UCX has not found the peer lost so far."""
+        return bool(self._endpoint.alive)
+
     def send(self, buffer: memoryview | bytes, tag: int) -> UcxTransfer:
         """Begin to send contiguous bytes."""
         from ucxx._lib.arr import Array

@@ -174,6 +174,12 @@ async def accept_and_leave(writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
+async def begin_and_leave(writer: asyncio.StreamWriter) -> None:
+    writer.write(accept_frame(2, LAYER) + data_frame(0, 0, DATA[0]))
+    await writer.drain()
+    writer.close()
+
+
 @contextlib.asynccontextmanager
 async def scripted_connections(*scripts: list[Turn]) -> AsyncIterator[tuple[str, list[int]]]:
     """An owner whose connection i does to request j what `scripts[i][j]` says; the list counts requests by connection.
@@ -220,8 +226,9 @@ async def fetch_twice(address: str) -> None:
         await transport.aclose()
 
 
-async def test_a_kept_connection_that_dies_before_an_answer_is_tried_once_more_on_a_fresh_one() -> None:
-    async with scripted_connections([answer, leave], [answer]) as (address, requests):
+@pytest.mark.parametrize("last", [leave, accept_and_leave])
+async def test_a_kept_connection_that_dies_before_any_payload_is_tried_once_more_on_a_fresh_one(last: Turn) -> None:
+    async with scripted_connections([answer, last], [answer]) as (address, requests):
         await fetch_twice(address)
         assert requests == [2, 1]
 
@@ -233,8 +240,8 @@ async def test_a_fresh_connection_that_dies_too_is_a_lost_peer() -> None:
         assert caught.value.reason is Reason.PEER_LOST and requests == [2, 1]
 
 
-async def test_a_kept_connection_that_dies_after_an_answer_is_a_lost_peer() -> None:
-    async with scripted_connections([answer, accept_and_leave]) as (address, requests):
+async def test_a_kept_connection_that_dies_amid_the_payload_is_a_lost_peer() -> None:
+    async with scripted_connections([answer, begin_and_leave]) as (address, requests):
         with pytest.raises(WireError) as caught:
             await fetch_twice(address)
         assert caught.value.reason is Reason.PEER_LOST and requests == [2]
