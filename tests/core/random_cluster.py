@@ -118,7 +118,7 @@ class RandomCluster:
 
     def advance(self) -> None:
         """Time passes."""
-        self.oracle.advance(self.rng.choice([0.01, 0.3, 3.0]))
+        self.oracle.advance(self.rng.choice([0.01, 0.3, 3.0, 6.0]))
 
     def echo(self) -> None:
         """Something arrives late or twice."""
