@@ -18,6 +18,8 @@ from common.rpc.options import server_options
 from common.rpc.shared_port import MOVE_S, take_new_connections
 from sangam.v1 import metrics_pb2_grpc
 
+CLOSE_S = 3.0
+"""How long a server that has cancelled its last calls waits for their connections to be closed."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -77,7 +79,9 @@ class RpcServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._health.enter_graceful_shutdown()
-        await self.grpc.stop(grace_s)
+        # gRPC then waits for each connection to end, and one with words unread ends by its keepalive only.
+        stopping = asyncio.ensure_future(self.grpc.stop(grace_s))
+        await asyncio.wait([stopping], timeout=grace_s + CLOSE_S)
 
 
 def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
