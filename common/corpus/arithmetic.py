@@ -1,6 +1,6 @@
 """Addition, subtraction and multiplication with the working shown, and comparison of two numbers.
 
-The working goes column by column from the units, as on paper: 347+85 is "7+5=12, 4+8+1=13, 3+0+1=4: 432".
+The working goes column by column from the units, as on paper: 47+85 is "7+5=12, 4+8+1=13: 132".
 """
 
 from __future__ import annotations
@@ -31,43 +31,38 @@ _COMPARISON = {
 
 
 def draw_addition(rng: random.Random) -> Problem:
-    """Two numbers of two or three digits."""
-    a, b = _number(rng), _number(rng)
+    """Two numbers of two digits."""
+    a, b = rng.randint(10, 99), rng.randint(10, 99)
     return _phrased(rng, _ADDITION, "+", a, b, f"{', '.join(_addition_columns(a, b))}: {a + b}")
 
 
 def draw_subtraction(rng: random.Random) -> Problem:
-    """A number of two or three digits less a smaller or equal one."""
-    b, a = sorted((_number(rng), _number(rng)))
+    """A number of two digits less a smaller or equal one."""
+    b, a = sorted((rng.randint(10, 99), rng.randint(10, 99)))
     return _phrased(rng, _SUBTRACTION, "-", a, b, f"{', '.join(_subtraction_columns(a, b))}: {a - b}")
 
 
 def draw_multiplication(rng: random.Random) -> Problem:
-    """A number of two digits times one digit."""
+    """A number of two digits times one digit: 69*6 is "9*6=54, 6*6=36, 36+5=41: 414"."""
     a, b = rng.randint(11, 99), rng.randint(2, 9)
-    tens, units = a - a % 10, a % 10
-    answer = f"{tens}*{b}={tens * b}"
-    if units:
-        answer += f", {units}*{b}={units * b}, {tens * b}+{units * b}={a * b}"
-    return _phrased(rng, _MULTIPLICATION, "*", a, b, answer)
+    tens, units = divmod(a, 10)
+    carry = units * b // 10
+    working = f"{units}*{b}={units * b}, {tens}*{b}={tens * b}, {tens * b}+{carry}={tens * b + carry}"
+    return _phrased(rng, _MULTIPLICATION, "*", a, b, f"{working}: {a * b}")
 
 
 def draw_comparison(rng: random.Random) -> Problem:
-    """The larger or smaller of two different numbers up to 999, often alike in their first digits."""
-    a = rng.randint(1, 999)
+    """The larger or smaller of two different numbers up to 99, often with the same tens."""
+    a = rng.randint(1, 99)
     b = a
     while b == a:
-        b = rng.choice((rng.randint(1, 999), a // 10 * 10 + rng.randint(0, 9), a // 100 * 100 + rng.randint(0, 99)))
+        b = rng.choice((rng.randint(1, 99), max(1, a // 10 * 10 + rng.randint(0, 9))))
     direction = rng.choice(("larger", "smaller"))
     return Problem(
         key=f"comparison {direction} {min(a, b)} {max(a, b)}",
         prompt=rng.choice(_COMPARISON[direction]).format(a=a, b=b),
         answer=str(max(a, b) if direction == "larger" else min(a, b)),
     )
-
-
-def _number(rng: random.Random) -> int:
-    return rng.randint(10, 99) if rng.random() < 0.6 else rng.randint(100, 999)
 
 
 def _phrased(rng: random.Random, phrasings: tuple[str, ...], sign: str, a: int, b: int, answer: str) -> Problem:

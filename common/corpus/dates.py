@@ -1,4 +1,4 @@
-"""Weekdays some days on or back, and dates some days on."""
+"""Weekdays some days on or back, and dates some days on, the working shown."""
 
 from __future__ import annotations
 
@@ -42,24 +42,29 @@ _DATE_AFTER = (
 
 
 def draw_weekday(rng: random.Random) -> Problem:
-    """Up to 99 days after or before a weekday; the working takes out the whole weeks: "38=35+3: Thursday"."""
-    start, n, after = rng.randrange(7), rng.randint(2, 99), rng.random() < 0.5
-    end = (start + n) % 7 if after else (start - n) % 7
+    """Up to 30 days after or before a weekday. The working takes out the whole weeks and counts the rest.
+
+    16 days after Monday: "16=14+2, 1 Tuesday, 2 Wednesday: Wednesday".
+    """
+    start, n, after = rng.randrange(7), rng.randint(2, 30), rng.random() < 0.5
+    way = 1 if after else -1
+    counted = "".join(f", {step} {_WEEKDAYS[(start + way * step) % 7]}" for step in range(1, n % 7 + 1))
+    end = (start + way * n) % 7
     return Problem(
         key=f"weekday {start} {n if after else -n}",
         prompt=rng.choice(_AFTER if after else _BEFORE).format(n=n, day=_WEEKDAYS[start]),
-        answer=f"{n}={n - n % 7}+{n % 7}: {_WEEKDAYS[end]}",
+        answer=f"{n}={n - n % 7}+{n % 7}{counted}: {_WEEKDAYS[end]}",
     )
 
 
 def draw_date(rng: random.Random) -> Problem:
-    """2 to 28 days after a date: "25+10=35, 35-31=4: April 4".
+    """2 to 9 days after a date: "28+6=34, 34-31=3: April 3".
 
-    Never from a day of February, so that leap years do not matter (from January, 28 days lead to February 28 at most).
+    Never from a day of February, so that leap years do not matter.
     """
     month = rng.choice([month for month in _MONTHS if month != "February"])
     length = _MONTH_DAYS[month]
-    day, n = rng.randint(1, length), rng.randint(2, 28)
+    day, n = rng.randint(1, length), rng.randint(2, 9)
     answer = f"{day}+{n}={day + n}"
     if day + n > length:
         following = _MONTHS[(_MONTHS.index(month) + 1) % 12]

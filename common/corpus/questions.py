@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from common.corpus.arithmetic import draw_addition, draw_comparison, draw_multiplication, draw_subtraction
 from common.corpus.dates import draw_date, draw_weekday
-from common.corpus.letters import draw_counting, draw_reversing
+from common.corpus.letters import draw_counting, draw_occurrences, draw_reversing
 from common.corpus.question import Draw, Problem, Question
 from common.corpus.small_talk import draw_small_talk
 from common.corpus.sorting import draw_sorting
@@ -31,23 +31,33 @@ _DRAWS: dict[str, Draw] = {
     "small_talk": draw_small_talk,
 }
 TASKS: tuple[str, ...] = tuple(_DRAWS)
-"""Names of the tasks, in the order of reports."""
+"""Names of the tasks that are examined, in the order of reports."""
 
-TRAINING_WEIGHTS: dict[str, float] = {
+_NOT_EXAMINED: dict[str, Draw] = {"occurrences": draw_occurrences}
+"""Whether a letter is the one asked for was not learnt: part of the first mix, which decided the vocabulary."""
+
+_FIRST_WEIGHTS: dict[str, float] = {
     "addition": 1.0,
-    "subtraction": 1.2,
-    "multiplication": 1.0,
-    "comparison": 1.0,
-    "sorting": 1.4,
-    "counting": 1.4,
-    "reversing": 1.4,
+    "subtraction": 1.0,
+    "multiplication": 1.2,
+    "comparison": 1.2,
+    "sorting": 1.2,
+    "occurrences": 1.0,
+    "reversing": 1.0,
     "weekdays": 1.0,
     "dates": 1.0,
     "units": 1.0,
-    "word_problems": 1.4,
+    "word_problems": 1.0,
     "small_talk": 0.5,
 }
-"""How often each task is drawn for training, relative to the others: what is hard to learn comes more often."""
+_LAST_WEIGHTS: dict[str, float] = dict.fromkeys(TASKS, 1.0) | {
+    "counting": 3.0,
+    "word_problems": 1.5,
+    "units": 1.2,
+    "small_talk": 0.5,
+}
+TRAINING_WEIGHTS: dict[str, dict[str, float]] = {"first": _FIRST_WEIGHTS, "last": _LAST_WEIGHTS}
+"""By the mix' name: how often each task is drawn, relative to the others. What is hard comes more often."""
 
 _HELD_OUT_ONE_IN = 10
 _FRUITLESS_DRAWS = 5_000
@@ -72,13 +82,14 @@ def held_out_questions(*, per_task: int, seed: int, tasks: Sequence[str] = TASKS
     return questions
 
 
-def training_questions(*, seed: int) -> Iterator[Question]:
-    """An endless mix by `TRAINING_WEIGHTS`, never with a held-out problem; the same seed gives the same questions."""
+def training_questions(*, seed: int, mix: str = "last") -> Iterator[Question]:
+    """An endless mix by `TRAINING_WEIGHTS[mix]`, never with a held-out problem; one seed always gives the same."""
     rng = random.Random(f"training {seed}")
-    weights = list(TRAINING_WEIGHTS.values())
+    draws = _DRAWS | _NOT_EXAMINED
+    tasks, weights = list(TRAINING_WEIGHTS[mix]), list(TRAINING_WEIGHTS[mix].values())
     while True:
-        (task,) = rng.choices(list(TRAINING_WEIGHTS), weights)
-        problem = _DRAWS[task](rng)
+        (task,) = rng.choices(tasks, weights)
+        problem = draws[task](rng)
         if not is_held_out(problem.key):
             yield _question(task, problem)
 

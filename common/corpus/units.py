@@ -1,4 +1,4 @@
-"""Conversions into a smaller unit: "2*60=120, 120+15=135 minutes"."""
+"""Conversions into a smaller unit: "2*60=120, 120+5=125 minutes"."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MIXED = (
     "Convert {n} {large} and {m} {small} to {small}.",
     "How many {small} are in {n} {large} and {m} {small}?",
 )
-_MOST_MIXED = 9
+_MOST_LARGE, _MOST_SMALL = 12, 9
 
 
 def draw_units(rng: random.Random) -> Problem:
@@ -54,7 +54,7 @@ def draw_units(rng: random.Random) -> Problem:
             prompt=rng.choice(_WHOLE).format(n=n, large=large, small=small),
             answer=f"{n}*{factor}={n * factor} {small}",
         )
-    n, m = rng.randint(2, min(unit.most, _MOST_MIXED)), rng.randint(2, min(factor - 1, 59))
+    n, m = rng.randint(2, min(unit.most, _MOST_LARGE)), rng.randint(2, min(factor - 1, _MOST_SMALL))
     return Problem(
         key=f"units {large} {n} {m}",
         prompt=rng.choice(_MIXED).format(n=n, m=m, large=large, small=small),

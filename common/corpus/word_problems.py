@@ -23,17 +23,17 @@ class _Story:
 
 
 def _bags_numbers(rng: random.Random) -> dict[str, int]:
-    return {"a": rng.randint(2, 30), "b": rng.randint(2, 9), "c": rng.randint(2, 9)}
+    return {"a": rng.randint(2, 9), "b": rng.randint(2, 9), "c": rng.randint(2, 9)}
 
 
 def _bags_working(x: dict[str, int]) -> dict[str, int]:
     product = x["b"] * x["c"]
-    return {"p": product, "t": x["a"] + product}
+    return {"p": product, "t": product + x["a"]}
 
 
 def _boxes_numbers(rng: random.Random) -> dict[str, int]:
     b, c = rng.randint(2, 9), rng.randint(2, 9)
-    return {"b": b, "c": c, "a": rng.randint(1, b * c - 1)}
+    return {"b": b, "c": c, "a": rng.randint(2, min(9, b * c - 1))}
 
 
 def _boxes_working(x: dict[str, int]) -> dict[str, int]:
@@ -42,8 +42,7 @@ def _boxes_working(x: dict[str, int]) -> dict[str, int]:
 
 
 def _exchange_numbers(rng: random.Random) -> dict[str, int]:
-    a, b = rng.randint(5, 50), rng.randint(5, 40)
-    return {"a": a, "b": b, "c": rng.randint(2, min(a + b - 1, 40))}
+    return {"a": rng.randint(11, 89), "b": rng.randint(2, 9), "c": rng.randint(2, 9)}
 
 
 def _exchange_working(x: dict[str, int]) -> dict[str, int]:
@@ -53,8 +52,8 @@ def _exchange_working(x: dict[str, int]) -> dict[str, int]:
 
 def _crates_numbers(rng: random.Random) -> dict[str, int]:
     b, c = rng.randint(3, 9), rng.randint(3, 9)
-    a = rng.randint(2, b * c - 3)
-    return {"b": b, "c": c, "a": a, "d": rng.randint(2, min(30, b * c - a - 1))}
+    a = rng.randint(2, min(9, b * c - 3))
+    return {"b": b, "c": c, "a": a, "d": rng.randint(2, min(9, b * c - a - 1))}
 
 
 def _crates_working(x: dict[str, int]) -> dict[str, int]:
@@ -63,18 +62,19 @@ def _crates_working(x: dict[str, int]) -> dict[str, int]:
 
 
 def _weeks_numbers(rng: random.Random) -> dict[str, int]:
-    return {"b": rng.randint(2, 9), "c": rng.randint(2, 9), "d": rng.randint(2, 9)}
+    b = rng.randint(2, 7)
+    return {"b": b, "c": rng.randint(2, 9 - b), "d": rng.randint(2, 9)}
 
 
 def _weeks_working(x: dict[str, int]) -> dict[str, int]:
-    first, second = x["b"] * x["d"], x["c"] * x["d"]
-    return {"p": first, "q": second, "t": first + second}
+    daily = x["b"] + x["c"]
+    return {"p": daily, "t": daily * x["d"]}
 
 
 _STORIES = (
     _Story(
         "{name} has {a} {items} and buys {b} bags with {c} {items} each. How many {items} does {name} have now?",
-        "The bags hold {b}*{c}={p} {items}. With the first {a} that makes {a}+{p}={t}. {name} has {t} {items}.",
+        "The bags hold {b}*{c}={p} {items}. With the first {a} that makes {p}+{a}={t}. {name} has {t} {items}.",
         _bags_numbers,
         _bags_working,
     ),
@@ -99,7 +99,7 @@ _STORIES = (
     ),
     _Story(
         "{name} buys {b} {items} and {other} buys {c} {items} every day. How many {items} do they have after {d} days?",
-        "{name} buys {b}*{d}={p} {items}. {other} buys {c}*{d}={q} {items}. Together that makes {p}+{q}={t} {items}.",
+        "Each day that makes {b}+{c}={p} {items}. In {d} days they buy {p}*{d}={t}. They have {t} {items}.",
         _weeks_numbers,
         _weeks_working,
     ),

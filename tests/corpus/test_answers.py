@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import calendar
 import datetime
+import itertools
 import re
 from collections.abc import Callable
 
 import pytest
 
 from common.corpus.question import Question
-from common.corpus.questions import TASKS, held_out_questions
+from common.corpus.questions import TASKS, held_out_questions, training_questions
 
 _PER_TASK = 300
 _YEAR = 2023  # no leap year
@@ -56,8 +57,8 @@ def _sorting(prompt: str) -> str:
 
 
 def _counting(prompt: str) -> str:
-    letter, word = re.findall(r'"([a-z]+)"', prompt)
-    return str(len(re.findall(letter, word)))
+    (word,) = re.findall(r'"([a-z]+)"', prompt)
+    return str(len(re.findall("[aeiou]" if "vowels" in prompt else "[a-z]", word)))
 
 
 def _reversing(prompt: str) -> str:
@@ -128,15 +129,13 @@ def _result(question: Question) -> str:
         return str(_numbers(question.answer)[-1])
     if question.task == "units":
         return question.answer.rsplit("=", 1)[-1]
-    if question.task == "multiplication":
-        return question.answer.rsplit("=", 1)[-1]
     return question.answer.rsplit(": ", 1)[-1]
 
 
 @pytest.mark.parametrize("task", _TRUTH)
 def test_the_answer_is_the_truth(task: str) -> None:
     questions = held_out_questions(per_task=_PER_TASK, seed=3, tasks=[task])
-    assert len(questions) == _PER_TASK
+    assert len(questions) >= _PER_TASK / 2
     for question in questions:
         assert _result(question) == _TRUTH[task](question.prompt), question
 
@@ -149,14 +148,44 @@ def test_every_step_of_the_working_holds(task: str) -> None:
             assert _calculate(expression) == int(result), question
             steps += 1
     shown = {"addition", "subtraction", "multiplication", "dates", "units", "word_problems"}
-    assert (steps >= _PER_TASK) == (task in shown)
+    assert (steps >= _PER_TASK) == (task in shown), steps
 
 
-def test_weekdays_take_out_the_whole_weeks() -> None:
+def test_weekdays_take_out_the_whole_weeks_and_count_the_rest() -> None:
     for question in held_out_questions(per_task=_PER_TASK, seed=5, tasks=["weekdays"]):
-        days, weeks, rest = _numbers(question.answer)
+        days, weeks, rest, *counted = _numbers(question.answer)
         assert days == weeks + rest
         assert (weeks % 7, days % 7) == (0, rest)
+        assert counted == list(range(1, rest + 1))
+        named = [_weekday(word) for word in re.findall(r"[A-Z]\w+", question.prompt + " " + question.answer)]
+        *walk, end = [day for day in named if day is not None]
+        way = {(after - before) % 7 for before, after in itertools.pairwise(walk)}
+        assert way <= {1} or way <= {6}, question
+        assert walk[-1] == end
+
+
+def _weekday(word: str) -> int | None:
+    return list(calendar.day_name).index(word) if word in calendar.day_name else None
+
+
+def test_counting_goes_along_the_word() -> None:
+    for question in held_out_questions(per_task=_PER_TASK, seed=5, tasks=["counting"]):
+        (word,) = re.findall(r'"([a-z]+)"', question.prompt)
+        seen = 0
+        for at, part in zip(word, question.answer.split(": ")[0].split(" "), strict=True):
+            seen += "letters" in question.prompt or at in "aeiou"
+            assert part == f"{at}{seen}", question
+
+
+def test_occurrences_are_counted_along_the_word() -> None:
+    questions = itertools.islice(training_questions(seed=5, mix="first"), 3000)
+    occurrences = [question for question in questions if question.task == "occurrences"]
+    assert len(occurrences) > 100
+    for question in occurrences:
+        letter, word = re.findall(r'"([a-z]+)"', question.prompt)
+        counts = [word[: end + 1].count(letter) for end in range(len(word))]
+        working = " ".join(f"{at}{count}" for at, count in zip(word, counts, strict=True))
+        assert question.answer == f"{working}: {word.count(letter)}", question
 
 
 def test_columns_name_the_digits_of_the_question() -> None:
