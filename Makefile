@@ -97,7 +97,7 @@ bench-budget: $(VENV)/.installed-runtime ## Adaptive token budget against fixed 
 	@$(BIN)/python -m common.bench.budget $(ARGS)
 
 # glibc gives large blocks back to the system at once, and every training step would fetch them again.
-train: $(VENV)/.installed-runtime ## Train sangam-tiny anew into DIR (an hour on one core); ARGS='--model dream' for its twin.
+train: $(VENV)/.installed-runtime ## Train sangam-tiny anew into DIR (100 minutes on one core); ARGS='--model dream' for its twin.
 	@MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 \
 	  $(BIN)/python -m common.training --out "$(DIR)" $(ARGS)
 

@@ -15,7 +15,8 @@ from common.training.recipe import Recipe, shape_of
 from common.training.trainer import Intervals, Progress, Trainer
 from common.training.vocabulary import corpus_pieces, vocabulary_rows
 
-_DEFAULT_STEPS = {"llada": 11500, "dream": 5500}
+_DEFAULT_STEPS = {"llada": 25_000, "dream": 5000}
+_DEFAULT_FIRST_STEPS = {"llada": 22_000, "dream": 0}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     recipe = Recipe(
         shape=shape_of(options.model, vocab_rows=vocabulary_rows(pieces)),
         steps=options.steps or _DEFAULT_STEPS[options.model],
+        first_steps=_DEFAULT_FIRST_STEPS[options.model] if options.first_steps is None else options.first_steps,
         seed=options.seed,
     )
     intervals = Intervals(steps=options.every, questions_per_task=options.questions_per_task)
@@ -61,7 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         "--steps",
         type=int,
         metavar="N",
-        help="batches to train on; the schedule follows it (default: 11500 for llada, 5500 for dream)",
+        help="batches to train on; the schedule follows it (default: 25000 for llada, 5000 for dream)",
+    )
+    parser.add_argument(
+        "--first-steps",
+        type=int,
+        metavar="N",
+        help="as many of them on the corpus' first mix of questions (default: 22000 for llada, 0 for dream)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides weights, data and noise (default 0)")
     parser.add_argument("--resume", action="store_true", help="go on from DIR's state; needs the same other options")

@@ -50,13 +50,14 @@ class ChatIds:
 
 
 class BatchSource:
-    """Batches by number. The same (seed, number) gives the same batch, in whatever order they are asked for."""
+    """One mix' batches by number. A (seed, number) gives the same batch in whatever order they are asked for."""
 
     def __init__(
-        self, tokenizer: Tokenizer, chat: ChatIds, *, seed: int, batch_tokens: int, chunk_questions: int
+        self, tokenizer: Tokenizer, chat: ChatIds, *, mix: str, seed: int, batch_tokens: int, chunk_questions: int
     ) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
+        self._mix = mix
         self._seed = seed
         self._batch_tokens = batch_tokens
         self._chunk_questions = chunk_questions
@@ -77,7 +78,7 @@ class BatchSource:
         """One chunk's batches in their order: canvas length, then (prompt, answer) pairs; the last of a length repeats
         earlier questions to be full."""
         rng = random.Random(f"chunk {self._seed} {chunk}")
-        questions = itertools.islice(training_questions(seed=rng.getrandbits(48)), self._chunk_questions)
+        questions = itertools.islice(training_questions(seed=rng.getrandbits(48), mix=self._mix), self._chunk_questions)
         by_length: dict[int, list[tuple[list[int], list[int]]]] = {length: [] for length in _CANVAS_TOKENS}
         for question in questions:
             pair = self._pair(question)

@@ -13,11 +13,9 @@ from common.checkpoint import WEIGHTS_FILE, tensor_names
 from common.checkpoint_files import write_object
 from common.config_document import ModelSizes, config_document
 from common.model_config import CONFIG_FILE, load_model_config
-from common.training.network import Network
+from common.training.network import MAX_CANVAS_TOKENS, Network
 from common.training.recipe import NetworkShape
 from common.training.vocabulary import EOS, MASK, control_ids, vocabulary_rows, write_tokenizer
-
-_MAX_CANVAS_TOKENS = 4096
 
 
 def write_tokenizer_and_config(model_dir: Path, shape: NetworkShape, pieces: list[str]) -> None:
@@ -31,7 +29,7 @@ def write_tokenizer_and_config(model_dir: Path, shape: NetworkShape, pieces: lis
         n_kv_heads=shape.n_heads,
         hidden_size=shape.hidden_size,
         mlp_size=shape.mlp_size,
-        max_canvas_tokens=_MAX_CANVAS_TOKENS,
+        max_canvas_tokens=MAX_CANVAS_TOKENS,
         vocab_rows=shape.vocab_rows,
     )
     facts = {
@@ -42,7 +40,8 @@ def write_tokenizer_and_config(model_dir: Path, shape: NetworkShape, pieces: lis
         "rope_theta": shape.rope_theta,
         "torch_dtype": "float16",
     }
-    write_object(model_dir / CONFIG_FILE, config_document("dream" if shape.shifted else "llada", sizes, facts))
+    family, of_family = ("dream", {}) if shape.shifted else ("llada", {"include_qkv_bias": True})
+    write_object(model_dir / CONFIG_FILE, config_document(family, sizes, facts | of_family))
     write_tokenizer(model_dir, pieces)
 
 
@@ -64,8 +63,7 @@ def _named(model_dir: Path, network: Network) -> Iterator[tuple[str, Tensor]]:
         yield f"{of.down}.weight", layer.down.weight
         for name, part in zip((of.q, of.k, of.v), layer.qkv.weight.chunk(3), strict=True):
             yield f"{name}.weight", part
-        if layer.qkv.bias is not None:
-            for name, part in zip((of.q, of.k, of.v), layer.qkv.bias.chunk(3), strict=True):
-                yield f"{name}.bias", part
+        for name, part in zip((of.q, of.k, of.v), layer.qkv.bias.chunk(3), strict=True):
+            yield f"{name}.bias", part
         for name, part in zip((of.gate, of.up), layer.gate_up.weight.chunk(2), strict=True):
             yield f"{name}.weight", part

@@ -8,6 +8,8 @@ from torch.nn import functional
 
 from common.training.recipe import NetworkShape
 
+MAX_CANVAS_TOKENS = 4096
+
 
 class Layer(nn.Module):
     """Pre-norm attention over the whole canvas, then a gated MLP. `qkv` and `gate_up` are stacked as in the engine."""
@@ -17,7 +19,7 @@ class Layer(nn.Module):
         self._shape = shape
         hidden, mlp = shape.hidden_size, shape.mlp_size
         self.attention_norm = nn.Parameter(torch.ones(hidden))
-        self.qkv = nn.Linear(hidden, 3 * hidden, bias=shape.shifted)
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=True)
         self.attention_out = nn.Linear(hidden, hidden, bias=False)
         self.mlp_norm = nn.Parameter(torch.ones(hidden))
         self.gate_up = nn.Linear(hidden, 2 * mlp, bias=False)
@@ -30,7 +32,7 @@ class Layer(nn.Module):
         normed = functional.rms_norm(rows, (hidden,), self.attention_norm, shape.rms_norm_eps)
         heads = self.qkv(normed).view(batch, canvas, 3 * shape.n_heads, shape.head_dim).transpose(1, 2)
         query, key, value = heads.chunk(3, dim=1)
-        attended = functional.scaled_dot_product_attention(_rotate(query, cos, sin), _rotate(key, cos, sin), value)
+        attended = _attend(_rotate(query, cos, sin), _rotate(key, cos, sin), value)
         rows = rows + self.attention_out(attended.transpose(1, 2).reshape(batch, canvas, hidden))
         normed = functional.rms_norm(rows, (hidden,), self.mlp_norm, shape.rms_norm_eps)
         gate, up = self.gate_up(normed).chunk(2, dim=-1)
@@ -41,6 +43,8 @@ class Layer(nn.Module):
 class Network(nn.Module):
     """Embedding, layers, final norm and lm_head, drawn from `seed`."""
 
+    rotary: Tensor
+
     def __init__(self, shape: NetworkShape, *, seed: int) -> None:
         super().__init__()
         self.shape = shape
@@ -48,11 +52,12 @@ class Network(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.n_layers))
         self.final_norm = nn.Parameter(torch.ones(shape.hidden_size))
         self.head = nn.Linear(shape.hidden_size, shape.vocab_rows, bias=False)
+        self.register_buffer("rotary", torch.stack(rotary_rows(shape, MAX_CANVAS_TOKENS)), persistent=False)
         self._draw(torch.Generator().manual_seed(seed))
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Rows after the final norm: [batch, canvas] ids to [batch, canvas, hidden]."""
-        cos, sin = rotary_rows(self.shape, token_ids.shape[1])
+        cos, sin = self.rotary[:, : token_ids.shape[1]].unbind()
         rows = self.embedding(token_ids)
         for layer in self.layers:
             rows = layer(rows, cos, sin)
@@ -81,6 +86,13 @@ def rotary_rows(shape: NetworkShape, canvas_tokens: int) -> tuple[Tensor, Tensor
     inverse_frequencies = (shape.rope_theta**-exponents).float()
     angles = (torch.arange(canvas_tokens, dtype=torch.float32)[:, None] * inverse_frequencies).double()
     return angles.cos().float(), angles.sin().float()
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Every position looks at every other. Plain products: on a CPU and for short canvases the backward pass of torch's
+    fused attention takes longer than all the rest of a step."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * query.shape[-1] ** -0.5
+    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(value.dtype), value)
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
 """Which positions of a batch are masked, and how much each one's loss counts.
 
 Absorbing-mask diffusion (LLaDA, arXiv 2502.09992): a share t of the generated positions is masked, and the
-cross-entropy of each masked one counts 1/t. Half of the canvases are masked anywhere. The other half looks as it does
-while a server writes block by block: earlier blocks clean, the current one masked at t, later ones masked, not counted.
+cross-entropy of each masked one counts 1/t. Half of the canvases are masked anywhere. The others look as they do while
+a server writes block by block, earlier blocks clean and later ones masked, in one of two ways. In some the current
+block is masked at t. In the rest it is written up to a front, with a few tokens of what follows already there, and the
+positions next to the front count: the easiest to tell, which a decoder reveals first, and where working that is shown
+step by step is learnt.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ _BLOCK_LENGTHS = (8, 16, 32)
 _LEAST_SHARE = 0.02
 _PADDING_WEIGHT = 0.25
 """End-of-text positions after the first are many and easy: they count less."""
+_WHOLE_SHARE, _FRONT_SHARE = 0.5, 0.3
+_FRONT_TOKENS = 4
+_FRONT_WEIGHT = 3.0
+_REVEALED_AHEAD = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +47,17 @@ def draw_noise(
     block = rng.choice(_BLOCK_LENGTHS, batch)
     # A block that the answer reaches, and sometimes the one after it.
     current = np.floor(rng.random(batch) * (answer_tokens / block + 0.1)).astype(np.int64)
-    start = np.where(rng.random(batch) < 0.5, current * block, -1)[:, None]
-    by_block = start >= 0
+    start = (current * block)[:, None]
+    # Where in the answer the front is; of a block that the answer does not fill, never in its padding.
+    written = np.minimum(block, np.maximum(answer_tokens - start[:, 0], 1))
+    front = start + np.floor(rng.random(batch) * written).astype(np.int64)[:, None]
+    kind = rng.random(batch)[:, None]
+    whole, at_front = kind < _WHOLE_SHARE, kind >= 1 - _FRONT_SHARE
     within = (position >= start) & (position < start + block[:, None])
-    counted = np.where(by_block, within, position >= 0) & (position >= 0)
-    later = by_block & (position >= start + block[:, None])
+    later = ~whole & (position >= start + block[:, None])
+    ahead = (position >= front) & (rng.random((batch, canvas_tokens)) >= _REVEALED_AHEAD)
+    masked = np.where(whole, (position >= 0) & hit, later | (within & np.where(at_front, ahead, hit)))
+    counted = masked & ~later & (~at_front | (position < front + _FRONT_TOKENS))
     importance = np.where(position < answer_tokens[:, None], 1.0, _PADDING_WEIGHT)
-    masked = (counted & hit) | later
-    return Noise(masked=masked, weight=np.where(counted & hit, importance / share, 0.0).astype(np.float32))
+    weight = importance * np.where(at_front, _FRONT_WEIGHT, 1.0 / share)
+    return Noise(masked=masked, weight=np.where(counted, weight, 0.0).astype(np.float32))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape:
-    """Sizes of one network. `shifted`: row j predicts position j + 1, and q, k, v have biases (Dream's layout)."""
+    """Sizes of one network. `shifted`: row j predicts position j + 1 (Dream's layout). q, k and v have biases."""
 
     vocab_rows: int
     hidden_size: int
@@ -28,12 +28,15 @@ class NetworkShape:
 class Recipe:
     """Everything that decides the weights. Equal recipes on equal machines give equal weights, bit for bit.
 
-    Learning rates rise over `warmup_steps`, stay, and fall to 0 over the last `decay_share` of `steps`.
+    The first `first_steps` of the steps see the corpus' first mix. Learning rates rise over `warmup_steps`, stay, and
+    fall to 0 over the last `decay_share` of them. The other steps see the last mix; where they follow first ones, the
+    rates rise again, to `last_rate` of their full height, and fall from there on.
     """
 
     shape: NetworkShape
     steps: int
     seed: int
+    first_steps: int = 0
     batch_tokens: int = 3072
     chunk_questions: int = 16_384
     """Questions that are drawn together and sorted into batches of equal length."""
@@ -42,15 +45,20 @@ class Recipe:
     other_rate: float = 0.003
     weight_decay: float = 0.05
     warmup_steps: int = 200
-    decay_share: float = 0.25
+    decay_share: float = 0.5
+    last_rate: float = 0.4
     gradient_norm: float = 1.0
     half_precision: bool = True
     """Matrix products in bfloat16, weights and sums in float32."""
 
     def rate_factor(self, step: int) -> float:
         """Share of the full learning rates that step `step` (from 0) takes."""
-        decay_steps = max(1, round(self.steps * self.decay_share))
-        return max(0.0, min(1.0, (step + 1) / self.warmup_steps, (self.steps - step) / decay_steps))
+        if step < self.first_steps or not self.first_steps:
+            end = self.first_steps or self.steps
+            decay_steps = max(1, round(end * self.decay_share))
+            return max(0.0, min(1.0, (step + 1) / self.warmup_steps, (end - step) / decay_steps))
+        risen = (step - self.first_steps + 1) / self.warmup_steps
+        return self.last_rate * min(1.0, risen, (self.steps - step) / (self.steps - self.first_steps))
 
 
 def shape_of(model: str, *, vocab_rows: int) -> NetworkShape:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +59,16 @@ class Trainer:
         self._intervals = intervals
         self._tokenizer = load_tokenizer(model_dir)
         chat = ChatIds.of(control_ids(pieces), self._tokenizer.eos_token_id)
-        self._source = BatchSource(
-            self._tokenizer,
-            chat,
-            seed=recipe.seed,
-            batch_tokens=recipe.batch_tokens,
-            chunk_questions=recipe.chunk_questions,
+        self._first, self._last = (
+            BatchSource(
+                self._tokenizer,
+                chat,
+                mix=mix,
+                seed=recipe.seed,
+                batch_tokens=recipe.batch_tokens,
+                chunk_questions=recipe.chunk_questions,
+            )
+            for mix in ("first", "last")
         )
         self.network = Network(recipe.shape, seed=recipe.seed)
         self._optimizers = Optimizers(self.network, recipe)
@@ -80,7 +85,7 @@ class Trainer:
     def run(self, on_progress: Callable[[Progress], None], *, until_step: int | None = None) -> None:
         """Train up to `until_step` (default: to the end), then write state and weights."""
         last = self._recipe.steps if until_step is None else until_step
-        batches = self._source.batches(self._step)
+        batches = self._batches()
         while self._step < last:
             batch = next(batches)
             loss = self._train(batch)
@@ -95,6 +100,13 @@ class Trainer:
     def examine(self) -> dict[str, float]:
         """Exact match on held-out questions, by task."""
         return self._match.shares(self._logits)
+
+    def _batches(self) -> Iterator[Batch]:
+        """From the present step on."""
+        first_left = max(0, self._recipe.first_steps - self._step)
+        if first_left:
+            yield from itertools.islice(self._first.batches(self._step), first_left)
+        yield from self._last.batches(self._step - self._recipe.first_steps)
 
     def _save(self) -> None:
         save_state(self._dir, recipe=self._recipe, network=self.network, optimizers=self._optimizers, step=self._step)

@@ -39,11 +39,12 @@ _ROW_MULTIPLE = 8
 def corpus_pieces() -> list[str]:
     """Pieces longer than one character that the corpus' own wording has, sorted.
 
-    Lower-case letters without a space before them are the insides of quoted words: those stay spelled.
+    Of the first mix: a word that only the last one has is spelled. So are the insides of quoted words, which are
+    lower-case letters without a space before them.
     """
     split = Split(Regex(_PIECES), "isolated")
     counts: Counter[str] = Counter()
-    for question in itertools.islice(training_questions(seed=_SAMPLE_SEED), _SAMPLE_QUESTIONS):
+    for question in itertools.islice(training_questions(seed=_SAMPLE_SEED, mix="first"), _SAMPLE_QUESTIONS):
         for text in (question.prompt, question.answer):
             counts.update(piece for piece, _ in split.pre_tokenize_str(text))
     return sorted(

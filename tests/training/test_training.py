@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,24 @@ def test_nothing_to_resume_is_said(pieces: list[str], tmp_path: Path) -> None:
     trainer = Trainer(_recipe(pieces), pieces=pieces, model_dir=tmp_path, intervals=_INTERVALS)
     with pytest.raises(ConfigError, match="there is no run to resume"):
         trainer.resume()
+
+
+def test_the_last_steps_see_the_other_mix_and_a_resumed_run_too(pieces: list[str], tmp_path: Path) -> None:
+    recipe = replace(_recipe(pieces), first_steps=8)
+    whole = _train(recipe, pieces, tmp_path / "whole")
+    assert whole != _train(_recipe(pieces), pieces, tmp_path / "one-mix")
+    _train(recipe, pieces, tmp_path / "parts", until=10)
+    assert _train(recipe, pieces, tmp_path / "parts", resume=True) == whole
+
+
+def test_the_rates_rise_stay_and_fall_for_each_mix() -> None:
+    shape = NetworkShape(vocab_rows=8, hidden_size=8, mlp_size=8, n_layers=1, n_heads=1, shifted=False)
+    recipe = Recipe(shape=shape, steps=1200, seed=0, first_steps=1000, warmup_steps=10, decay_share=0.5, last_rate=0.4)
+    factors = [recipe.rate_factor(step) for step in range(recipe.steps)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[9:501] == [1.0] * 492
+    assert factors[750] == pytest.approx(0.5)
+    assert factors[999] == pytest.approx(0.002)
+    assert max(factors[1000:]) == pytest.approx(0.4, rel=0.06)
+    assert factors[1100] == pytest.approx(0.2)
+    assert factors[1199] == pytest.approx(0.002)
