@@ -9,6 +9,8 @@ from common.cli.demo_questions import DemoQuestion
 from common.cli.generation_output import SAME, GenerationOutput
 from common.cli.table import render_table
 from common.config_values import TokensOrAuto
+from common.evaluation.setting import strategy_label
+from common.generation_input import GenerationInput
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Asked:
 def render_report(asked: Sequence[Asked], *, knows_answers: bool) -> str:
     """A table with a row for each question."""
     header = (
-        *("#", "question", "cache", "tokens", "prefills", "decodes", "per forward"),
+        *("#", "question", "cache, reveals", "tokens", "prefills", "decodes", "per forward"),
         *("prefilled on", "attempts", "right", "equals --local"),
     )
     return render_table(header, [_row(one, knows_answers) for one in asked])
@@ -72,8 +74,12 @@ def closing_lines(asked: Sequence[Asked], *, knows_answers: bool, overload_thres
     return lines
 
 
+def _way(wanted: GenerationInput) -> str:
+    return f"{wanted.cache_mode.value}, {strategy_label(wanted.strategy)}"
+
+
 def _row(asked: Asked, knows_answers: bool) -> tuple[str, ...]:
-    first = (str(asked.number), asked.question.question.task, asked.question.wanted.cache_mode.value)
+    first = (str(asked.number), asked.question.question.task, _way(asked.question.wanted))
     output = asked.output
     if output is None:
         return (*first, *("-",) * 6, "no", "no")

@@ -1,4 +1,4 @@
-"""Held-out questions that the default model answers rightly in every cache mode: what the demo may ask.
+"""Held-out questions that the default model answers rightly in every way the demo asks: what the demo may ask.
 
 `python -m tests.cli.demo_candidates [PER_TASK]` lists them by task with their index, to write into
 `common/cli/demo_questions.py` when the model has been trained anew.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 
 from common.cli.default_model import default_model_dir
-from common.cli.demo_questions import SEED, request_for
+from common.cli.demo_questions import SEED, WAYS, request_for
 from common.cli.local_check import LocalCheck
-from common.core.params import CacheMode
 from common.corpus.questions import TASKS, held_out_questions
 from common.text_codec import load_text_codec
 
@@ -22,7 +21,7 @@ def main(per_task: int) -> None:
     codec = load_text_codec(model_dir)
     for task in TASKS:
         questions = held_out_questions(per_task=per_task, seed=SEED, tasks=(task,))
-        requests = {question: [request_for(question, mode) for mode in CacheMode] for question in questions}
+        requests = {question: [request_for(question, *way) for way in WAYS] for question in questions}
         every = [request for each in requests.values() for request in each]
         check = LocalCheck.load(model_dir, every, device="cpu", dtype="auto")
         right = 0

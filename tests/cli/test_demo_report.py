@@ -70,9 +70,9 @@ def test_costs_and_places_are_shown():
     report = render_report([asked("9"), asked("8", local_verdict="no"), asked(None)], knows_answers=True)
     rows = [" ".join(line.split()) for line in report.splitlines()[1:]]
     assert rows == [
-        "3 addition dual 12 2 4 2.0 p0, d0* 2 yes yes",
-        "3 addition dual 12 2 4 2.0 p0, d0* 2 no no",
-        "3 addition dual - - - - - - no no",
+        "3 addition dual, threshold 0.9 12 2 4 2.0 p0, d0* 2 yes yes",
+        "3 addition dual, threshold 0.9 12 2 4 2.0 p0, d0* 2 no no",
+        "3 addition dual, threshold 0.9 - - - - - - no no",
     ]
     lines = closing_lines([asked("9"), asked("8")], knows_answers=True, overload_threshold=256)
     assert lines[0] == "1 of 2 answers are right"

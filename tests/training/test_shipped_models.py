@@ -8,7 +8,7 @@ import pytest
 
 import common.models
 from common.core.params import CacheMode, ConfidenceThreshold
-from common.corpus.questions import held_out_questions
+from common.corpus.questions import TASKS, held_out_questions
 from common.evaluation.evaluation import SettingResult, evaluate
 from common.evaluation.in_process import EngineAnswerer, EngineOptions
 from common.evaluation.setting import Setting
@@ -18,7 +18,8 @@ from common.training.vocabulary import corpus_pieces, write_tokenizer
 _MODELS = Path(common.models.__file__).parent
 _MAX_BYTES = 16_000_000
 _FAMILIES = {"sangam-tiny": "llada", "sangam-tiny-dream": "dream"}
-_RELIABLE_TASKS = ("reversing", "small_talk", "sorting")
+_LEAST_RIGHT = {"sangam-tiny": (0.9, 0.7), "sangam-tiny-dream": (0.6, 0.0)}
+"""Share of right answers over all tasks, and of each: ten questions of a task are few."""
 _SETTING = Setting(cache_mode=CacheMode.NONE, strategy=ConfidenceThreshold(0.9), block_length_tokens=32)
 
 
@@ -47,10 +48,13 @@ def test_the_corpus_still_makes_their_vocabulary(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", _FAMILIES)
-def test_what_the_card_calls_learnt_is_answered_exactly(name: str) -> None:
-    result = _evaluated(name, tasks=_RELIABLE_TASKS, per_task=10)
+def test_held_out_questions_are_answered_exactly(name: str) -> None:
+    overall, of_each = _LEAST_RIGHT[name]
+    result = _evaluated(name, tasks=TASKS, per_task=10)
+    wrong = [(question.prompt, answer.text) for question, answer in result.wrong()]
+    assert result.overall.exact_match >= overall, wrong
     for task, score in result.by_task.items():
-        assert score.right >= 8, (task, [(q.prompt, answer.text) for q, answer in result.wrong()])
+        assert score.exact_match >= of_each, (task, wrong)
 
 
 @pytest.mark.parametrize("name", _FAMILIES)
