@@ -87,6 +87,26 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="THETA",
         help="outstanding prefill tokens at which a worker counts as overloaded, or auto (default %(default)s)",
     )
+    _add_worker_arguments(parser)
+    parser.add_argument(
+        "--drain-s",
+        type=_seconds,
+        default=DEFAULT_DRAIN_S,
+        metavar="S",
+        help="how long work in flight may take to end when a service is told to stop, in seconds (default %(default)g)",
+    )
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
+    parser.add_argument(
+        "--story-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder that gets the story of each core, event by event, for `sangam replay` (default: none is written)",
+    )
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add_policy_arguments(parser)
+
+
+def _add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="cpu",
@@ -106,22 +126,6 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("tcp", "ucx", "auto"),
         help="what moves K/V between workers; auto: ucx where it is installed, else tcp (default %(default)s)",
     )
-    parser.add_argument(
-        "--drain-s",
-        type=_seconds,
-        default=DEFAULT_DRAIN_S,
-        metavar="S",
-        help="how long work in flight may take to end when a service is told to stop, in seconds (default %(default)g)",
-    )
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
-    parser.add_argument(
-        "--story-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder that gets the story of each core, event by event, for `sangam replay` (default: none is written)",
-    )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add_policy_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

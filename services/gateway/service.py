@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from common.clock import MonotonicClock
+from common.clock import Clock, MonotonicClock
 from common.config import GatewayConfig
 from common.config_values import parse_addresses
 from common.metrics.leaks import LeakWatch
@@ -47,13 +47,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         _log.warning("%s has no tokenizer: prompts must be token ids, answers have no text", config.model_dir)
     clock = MonotonicClock()
     work = TextWork(text)
-    kept = KeptRequests(
-        ttl_s=config.request_ttl_s,
-        max_requests=config.max_kept_requests,
-        max_bytes=config.max_kept_bytes,
-        clock=clock,
-    )
-    directory = RequestDirectory(kept=kept, new_text=work.stream, clock=clock)
+    directory = RequestDirectory(kept=_kept_requests(config, clock), new_text=work.stream, clock=clock)
     schedulers = SchedulerClient(parse_addresses(config.scheduler_address))
     async with asyncio.TaskGroup() as tasks, directory as requests:
         admission = Admission(
@@ -95,6 +89,15 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         for task in background:
             task.cancel()
         work.close()
+
+
+def _kept_requests(config: GatewayConfig, clock: Clock) -> KeptRequests:
+    return KeptRequests(
+        ttl_s=config.request_ttl_s,
+        max_requests=config.max_kept_requests,
+        max_bytes=config.max_kept_bytes,
+        clock=clock,
+    )
 
 
 def _succession(config: GatewayConfig) -> asyncio.Event:
