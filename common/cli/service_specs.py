@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 from common.cli.cluster_config import ClusterConfig
 from common.cli.supervisor import ProcessSpec
@@ -57,14 +58,17 @@ class ServiceSpecs:
     def gateway(self, *, schedulers: str) -> ProcessSpec:
         """The gateway."""
         config = self._config
+        shares_port = sys.platform == "linux"
         flags = argv_of(
             GatewayConfig,
             host=config.host,
             scheduler_address=schedulers,
             model_dir=config.model_dir,
             drain_s=config.drain_s,
+            share_port=shares_port,
         )
-        return self._service("gateway", "services.gateway", flags + config.gateway_options, port=config.grpc_port)
+        flags += config.gateway_options
+        return self._service("gateway", "services.gateway", flags, port=config.grpc_port, shares_port=shares_port)
 
     def _worker(self, role: Role, index: int, **places: str) -> ProcessSpec:
         config, name = self._config, f"{role.value}-{index}"

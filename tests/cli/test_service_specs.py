@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,5 +55,8 @@ def test_the_gateway_and_the_registry_get_theirs_and_the_options_of_one_service_
     specs = cluster(drain_s=2.5, log_level="error", options_of={"gateway": ("--log-level", "debug")})
     gateway = load_config(GatewayConfig, specs.gateway(schedulers="h:2").arguments, "gateway", environ={})
     assert (gateway.scheduler_address, gateway.drain_s, gateway.log_level) == ("h:2", 2.5, "debug")
+    # The next life of a gateway listens beside this one, where the system has that.
+    shares_port = specs.gateway(schedulers="h:2").shares_port
+    assert gateway.share_port == shares_port == (sys.platform == "linux")
     registry = load_config(KvStoreConfig, specs.kv_store("redis://h:4/0").arguments, "kv_store", environ={})
     assert (registry.registry, registry.log_level) == ("redis://h:4/0", "error")

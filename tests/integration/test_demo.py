@@ -27,7 +27,7 @@ def test_demo_answers_rightly_checks_every_answer_and_leaves_nothing(tmp_path: P
     assert done.stderr == ""
     rows = [line.split() for line in done.stdout.splitlines() if line.endswith("  yes")]
     assert [row[-2:] for row in rows] == [["yes", "yes"]] * len(demo_questions())
-    assert {row[2] for row in rows} == {"none", "prefix", "dual"}
+    assert {row[2] for row in rows} == {"none,", "prefix,", "dual,"}
     assert "all went right; nothing is left running" in done.stdout
     assert processes_of(tmp_path) == []
 
