@@ -16,6 +16,7 @@ from common.core import effects as fx
 from common.core import events as ev
 from common.core.cluster import WorkerSpec
 from common.core.ids import RequestId, Role, ServingMode, WorkerId, WorkerLife
+from common.core.options import Dispatch
 from common.core.params import CacheMode, ConfidenceThreshold, SamplingParams
 from common.core.scheduler import SchedulerCore
 from common.core.scheduler_config import SchedulerConfig
@@ -41,7 +42,8 @@ class LoadedScheduler:
     """
 
     def __init__(self, *, workers: int, queued: int, blocks_per_worker: int = 4) -> None:
-        config = SchedulerConfig(mode=ServingMode.COLOCATED, max_queued_requests=10**9)
+        # Late binding would fill the workers only while their prefills advance.
+        config = SchedulerConfig(mode=ServingMode.COLOCATED, dispatch=Dispatch.EAGER, max_queued_requests=10**9)
         self._core = SchedulerCore(config)
         self._now = 0.0
         self._count = 0
