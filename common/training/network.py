@@ -9,6 +9,7 @@ from torch.nn import functional
 from common.training.recipe import NetworkShape
 
 MAX_CANVAS_TOKENS = 4096
+"""Positions that have rotary rows: what the checkpoint's config.json allows."""
 
 
 class Layer(nn.Module):

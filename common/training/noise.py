@@ -20,6 +20,7 @@ _LEAST_SHARE = 0.02
 _PADDING_WEIGHT = 0.25
 """End-of-text positions after the first are many and easy: they count less."""
 _WHOLE_SHARE, _FRONT_SHARE = 0.5, 0.3
+"""Of the canvases: masked anywhere, and written up to a front."""
 _FRONT_TOKENS = 4
 _FRONT_WEIGHT = 3.0
 _REVEALED_AHEAD = 0.15

@@ -53,12 +53,12 @@ class Recipe:
 
     def rate_factor(self, step: int) -> float:
         """Share of the full learning rates that step `step` (from 0) takes."""
-        if step < self.first_steps or not self.first_steps:
-            end = self.first_steps or self.steps
+        end = self.first_steps or self.steps
+        if step < end:
             decay_steps = max(1, round(end * self.decay_share))
             return max(0.0, min(1.0, (step + 1) / self.warmup_steps, (end - step) / decay_steps))
-        risen = (step - self.first_steps + 1) / self.warmup_steps
-        return self.last_rate * min(1.0, risen, (self.steps - step) / (self.steps - self.first_steps))
+        risen = (step - end + 1) / self.warmup_steps
+        return self.last_rate * min(1.0, risen, (self.steps - step) / (self.steps - end))
 
 
 def shape_of(model: str, *, vocab_rows: int) -> NetworkShape:

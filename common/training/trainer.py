@@ -103,10 +103,9 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         """From the present step on."""
-        first_left = max(0, self._recipe.first_steps - self._step)
-        if first_left:
-            yield from itertools.islice(self._first.batches(self._step), first_left)
-        yield from self._last.batches(self._step - self._recipe.first_steps)
+        done, first_steps = self._step, self._recipe.first_steps
+        yield from itertools.islice(self._first.batches(done), max(0, first_steps - done))
+        yield from self._last.batches(max(0, done - first_steps))
 
     def _save(self) -> None:
         save_state(self._dir, recipe=self._recipe, network=self.network, optimizers=self._optimizers, step=self._step)

@@ -135,7 +135,7 @@ def _result(question: Question) -> str:
 @pytest.mark.parametrize("task", _TRUTH)
 def test_the_answer_is_the_truth(task: str) -> None:
     questions = held_out_questions(per_task=_PER_TASK, seed=3, tasks=[task])
-    assert len(questions) >= _PER_TASK / 2
+    assert len(questions) == (_PER_TASK if task != "weekdays" else 152)  # that one has 406 problems in all
     for question in questions:
         assert _result(question) == _TRUTH[task](question.prompt), question
 

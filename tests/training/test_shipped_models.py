@@ -18,8 +18,10 @@ from common.training.vocabulary import corpus_pieces, write_tokenizer
 _MODELS = Path(common.models.__file__).parent
 _MAX_BYTES = 16_000_000
 _FAMILIES = {"sangam-tiny": "llada", "sangam-tiny-dream": "dream"}
-_LEAST_RIGHT = {"sangam-tiny": (0.9, 0.7), "sangam-tiny-dream": (0.6, 0.0)}
-"""Share of right answers over all tasks, and of each: ten questions of a task are few."""
+_LEAST_RIGHT = {"sangam-tiny": 0.95, "sangam-tiny-dream": 0.65}
+"""Share of right answers over all tasks."""
+_RELIABLE_TASKS = {"sangam-tiny": TASKS, "sangam-tiny-dream": ("counting", "reversing", "small_talk", "sorting")}
+"""Eight answers of ten are right at least: ten questions of a task are few."""
 _SETTING = Setting(cache_mode=CacheMode.NONE, strategy=ConfidenceThreshold(0.9), block_length_tokens=32)
 
 
@@ -49,12 +51,11 @@ def test_the_corpus_still_makes_their_vocabulary(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", _FAMILIES)
 def test_held_out_questions_are_answered_exactly(name: str) -> None:
-    overall, of_each = _LEAST_RIGHT[name]
     result = _evaluated(name, tasks=TASKS, per_task=10)
     wrong = [(question.prompt, answer.text) for question, answer in result.wrong()]
-    assert result.overall.exact_match >= overall, wrong
-    for task, score in result.by_task.items():
-        assert score.exact_match >= of_each, (task, wrong)
+    assert result.overall.exact_match >= _LEAST_RIGHT[name], wrong
+    for task in _RELIABLE_TASKS[name]:
+        assert result.by_task[task].right >= 8, (task, wrong)
 
 
 @pytest.mark.parametrize("name", _FAMILIES)
