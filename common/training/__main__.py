@@ -11,23 +11,27 @@ import torch
 
 from common.cli.progress import Progress as Bar
 from common.errors import SangamError
-from common.training.recipe import Recipe, shape_of
+from common.training.recipe import Recipe, first_steps_of, shape_of
 from common.training.trainer import Intervals, Progress, Trainer
 from common.training.vocabulary import corpus_pieces, vocabulary_rows
 
 _DEFAULT_STEPS = {"llada": 25_000, "dream": 5000}
-_DEFAULT_FIRST_STEPS = {"llada": 22_000, "dream": 0}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, train, say how it goes. 0: done; 1: an error that was named; 130: interrupted."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    steps = options.steps or _DEFAULT_STEPS[options.model]
+    first_steps = first_steps_of(options.model, steps) if options.first_steps is None else options.first_steps
+    if not 0 <= first_steps <= steps:
+        parser.error(f"argument --first-steps: {first_steps} is not within 0 and --steps, {steps}")
     torch.set_num_threads(options.threads)
     pieces = corpus_pieces()
     recipe = Recipe(
         shape=shape_of(options.model, vocab_rows=vocabulary_rows(pieces)),
-        steps=options.steps or _DEFAULT_STEPS[options.model],
-        first_steps=_DEFAULT_FIRST_STEPS[options.model] if options.first_steps is None else options.first_steps,
+        steps=steps,
+        first_steps=first_steps,
         seed=options.seed,
     )
     intervals = Intervals(steps=options.every, questions_per_task=options.questions_per_task)
@@ -69,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--first-steps",
         type=int,
         metavar="N",
-        help="as many of them on the corpus' first mix of questions (default: 22000 for llada, 0 for dream)",
+        help="as many of them on the corpus' first mix of questions (default: 22 of 25 for llada, none for dream)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides weights, data and noise (default 0)")
     parser.add_argument("--resume", action="store_true", help="go on from DIR's state; needs the same other options")

@@ -12,9 +12,10 @@ from common.checkpoint import WEIGHTS_FILE
 from common.engine.engine import Engine
 from common.errors import ConfigError
 from common.model_config import load_model_config
+from common.training.__main__ import main
 from common.training.checkpoint_folder import write_tokenizer_and_config, write_weights
 from common.training.network import Network
-from common.training.recipe import NetworkShape, Recipe
+from common.training.recipe import NetworkShape, Recipe, first_steps_of
 from common.training.trainer import Intervals, Progress, Trainer
 from common.training.vocabulary import corpus_pieces, vocabulary_rows
 
@@ -124,3 +125,15 @@ def test_the_rates_rise_stay_and_fall_for_each_mix() -> None:
     assert max(factors[1000:]) == pytest.approx(0.4, rel=0.06)
     assert factors[1100] == pytest.approx(0.2)
     assert factors[1199] == pytest.approx(0.002)
+
+
+def test_more_first_steps_than_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--out", str(tmp_path / "model"), "--steps", "5", "--first-steps", "6"])
+    assert capsys.readouterr().err.endswith("argument --first-steps: 6 is not within 0 and --steps, 5\n")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_run_of_any_length_keeps_the_shares_of_the_mixes() -> None:
+    assert [first_steps_of("llada", steps) for steps in (25_000, 2500, 1)] == [22_000, 2200, 1]
+    assert first_steps_of("dream", 5000) == 0
