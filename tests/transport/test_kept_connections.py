@@ -18,7 +18,7 @@ from common.transport.socket_transport import SocketTransport
 from common.transport.tcp import TcpTransport
 from common.transport.ucx import UcxTransport
 from tests.transport.doubles import OWNER, PATIENCE_S, MemoryProvider, MemorySink, handle_for, random_layers
-from tests.transport.wire_peer import accept_frame, data_frame, trailer_frame
+from tests.transport.wire_peer import accept_frame, data_frame, read_frame, trailer_frame
 
 LAYER = 64
 DATA = random_layers(2, LAYER)
@@ -201,8 +201,7 @@ async def scripted_connections(*scripts: list[Turn]) -> AsyncIterator[tuple[str,
 
     async def play(index: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for turn in scripts[index]:
-            header = await reader.readexactly(HEADER_BYTES)
-            await reader.readexactly(int.from_bytes(header[20:28], "little"))
+            await read_frame(reader)
             requests[index] += 1
             await turn(writer)
             if turn is answer:

@@ -34,6 +34,12 @@ def trailer_frame(data: bytes = b"") -> bytes:
     return encode_control(Trailer(data=data, computed_ago_s=AGE_S))
 
 
+async def read_frame(stream: asyncio.StreamReader) -> bytes:
+    """The next whole frame, header and all."""
+    header = await stream.readexactly(HEADER_BYTES)
+    return header + await stream.readexactly(int.from_bytes(header[20:28], "little"))
+
+
 @contextlib.asynccontextmanager
 async def scripted_owner(script: PeerScript) -> AsyncIterator[str]:
     """Address of an owner that reads the request frame and then does what `script` says."""
@@ -41,8 +47,7 @@ async def scripted_owner(script: PeerScript) -> AsyncIterator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            header = await reader.readexactly(HEADER_BYTES)
-            await reader.readexactly(int.from_bytes(header[20:28], "little"))
+            await read_frame(reader)
             await script(reader, writer)
         finally:
             writer.close()

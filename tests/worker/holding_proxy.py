@@ -7,7 +7,7 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-from common.transport.frames import HEADER_BYTES
+from tests.transport.wire_peer import read_frame
 
 
 class HoldingProxy:
@@ -54,8 +54,7 @@ class HoldingProxy:
     async def _hold(self, owner: asyncio.StreamReader, reader: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             for _ in range(self._frames):
-                header = await owner.readexactly(HEADER_BYTES)
-                reader.write(header + await owner.readexactly(int.from_bytes(header[20:28], "little")))
+                reader.write(await read_frame(owner))
             held = await owner.readexactly(1)
             self.holds.set()
             await self._released.wait()
