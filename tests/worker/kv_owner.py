@@ -74,16 +74,16 @@ class Owner:
         return caught.value.reason
 
 
-def handle(address: str, transport: KvTransport, layout: KvLayout = LAYOUT, pages: int = len(OWNER_PAGES)) -> KvHandle:
+def handle(address: str, transport: KvTransport) -> KvHandle:
     """What the scheduler would tell a reader of the K/V at `address`."""
     return KvHandle(
         attempt=ATTEMPT,
         owner=LIFE,
         transport=transport.name,
         address=address,
-        layout_fingerprint=layout.fingerprint,
-        canvas_tokens=CANVAS_TOKENS if layout is LAYOUT else pages * layout.page_size_tokens,
-        pages=pages,
+        layout_fingerprint=LAYOUT.fingerprint,
+        canvas_tokens=CANVAS_TOKENS,
+        pages=len(OWNER_PAGES),
         lease_s=LEASE_S,
     )
 

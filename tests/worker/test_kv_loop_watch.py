@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ LAYOUT = KvLayout(
     head_dim=256,
 )
 """1 MiB a page over all layers, and 8 MiB a layer of all pages: too long for staging when they lie side by side."""
+CANVAS_TOKENS = PAGES * LAYOUT.page_size_tokens
 
 KINDS: dict[str, Callable[[], KvTransport]] = {
     "tcp": TcpTransport,
@@ -109,11 +111,16 @@ async def test_no_callback_holds_the_loop_up(kind: str, step: int, monkeypatch: 
         on_send_ended=nothing,
         on_delivered=nothing,
     )
-    serving.offer(ATTEMPT, ids, PAGES * LAYOUT.page_size_tokens, MonotonicClock().now() + 60.0)
+    serving.offer(ATTEMPT, ids, CANVAS_TOKENS, MonotonicClock().now() + 60.0)
     serving.first_revealed(ATTEMPT, FIRST)
     staging = KvStaging(target)
     async with ends(kind) as (owner, reader):
-        wanted = handle(await owner.listen("127.0.0.1", serving), owner, LAYOUT, PAGES)
+        wanted = replace(
+            handle(await owner.listen("127.0.0.1", serving), owner),
+            layout_fingerprint=LAYOUT.fingerprint,
+            canvas_tokens=CANVAS_TOKENS,
+            pages=PAGES,
+        )
         watch, rounds = LoopWatch(monkeypatch), []
         for _ in range(ROUNDS):
             target.tensor.zero_()
