@@ -80,16 +80,16 @@ class OwnerSession:
         self._limits = limits
         self._payloads = payloads
 
-    async def serve(self, request: ReadRequest, provider: KvProvider) -> None:
-        """Serve `request`, and what follows it on this connection until the reader leaves or a read fails."""
-        following: ReadRequest | None = request
-        while following is not None and await self._answer(following, provider):
-            following = await self._next_request()
+    async def serve(self, provider: KvProvider, *, first: ReadRequest | None = None) -> None:
+        """Serve `first`, if it has come already, and what follows until the reader leaves or a read fails."""
+        request = first or await self._next_request(self._limits.handshake_timeout_s)
+        while request is not None and await self._answer(request, provider):
+            request = await self._next_request(IDLE_TIMEOUT_S)
 
-    async def _next_request(self) -> ReadRequest | None:
-        """The reader's next request; None when it has left, says nothing for long, or says something else."""
+    async def _next_request(self, patience_s: float) -> ReadRequest | None:
+        """The reader's next request; None when it has left, says nothing for `patience_s`, or says something else."""
         try:
-            async with asyncio.timeout(IDLE_TIMEOUT_S):
+            async with asyncio.timeout(patience_s):
                 request = await self._stream.receive(self._decoder)
         except (WireError, TimeoutError) as error:
             _log.debug("KV connection ends: %s", error)

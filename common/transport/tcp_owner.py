@@ -39,7 +39,7 @@ async def serve_inline(
     """Serve a connection whose first request has arrived, payloads between the frames."""
     payloads = _InlinePayloads(stream, stall_timeout_s=limits.stall_timeout_s)
     session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads)
-    await session.serve(request, provider)
+    await session.serve(provider, first=request)
 
 
 class _InlinePayloads:

@@ -46,27 +46,11 @@ async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLim
         tags = TagSequence(hello.first_tag)
         payloads = _UcxPayloads(stream, endpoint, tags, stall_timeout_s=limits.stall_timeout_s)
         try:
-            await _serve_ucx(stream, decoder, provider, limits, payloads)
+            await OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads).serve(provider)
         finally:
             await payloads.abort()
     else:
         _log.warning("KV connection dropped: acknowledgement without a request")
-
-
-async def _serve_ucx(
-    stream: ByteStream, decoder: FrameDecoder, provider: KvProvider, limits: OwnerLimits, payloads: _UcxPayloads
-) -> None:
-    try:
-        async with asyncio.timeout(limits.handshake_timeout_s):
-            request = await stream.receive(decoder)
-    except (WireError, TimeoutError) as error:
-        _log.debug("KV connection ends: %s", error)
-        return
-    if not isinstance(request, ReadRequest):
-        _log.warning("KV connection dropped: %s instead of a request", type(request).__name__)
-        return
-    session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads)
-    await session.serve(request, provider)
 
 
 async def _introduce(peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime) -> UcxEndpoint:
