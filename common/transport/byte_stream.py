@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from common.errors import Reason, WireError
 from common.transport.byte_run import MAX_VIEWS_PER_CALL, ByteRun
 from common.transport.frames import MAX_DATA_BYTES, DataFrame, FrameDecoder
 from common.transport.messages import ControlMessage
+
+T = TypeVar("T")
 
 _WAKE_UP_BYTES = 512 << 10
 """Bytes worth waking up for, in the middle of a payload."""
@@ -122,20 +125,12 @@ class ByteStream:
     def watch_input(self) -> Iterator[asyncio.Future[WireError]]:
         """A future that is done, with PEER_LOST, once the peer has sent something or closed its side: when it should
         do neither, it is leaving."""
-        heard: asyncio.Future[WireError] = self._loop.create_future()
-
-        def note() -> None:
-            if not heard.done():
-                heard.set_result(WireError(Reason.PEER_LOST, "the KV peer went away"))
-
-        if self._ahead_start < self._ahead_end:
-            note()
+        leaving = WireError(Reason.PEER_LOST, "the KV peer went away")
         self._set_low_water(1)
-        self._loop.add_reader(self._fd, note)
-        try:
+        with self._called(self._loop.add_reader, self._loop.remove_reader, leaving) as heard:
+            if self._ahead_start < self._ahead_end:
+                heard.set_result(leaving)
             yield heard
-        finally:
-            self._loop.remove_reader(self._fd)
 
     def _take_ahead(self, buffers: Sequence[memoryview]) -> int:
         """Fill `buffers` with what was received ahead; returns the number of bytes."""
@@ -167,16 +162,14 @@ class ByteStream:
     async def _wait_readable(self, missing_bytes: int) -> None:
         """One wake-up for a good part of what is missing, instead of one for every segment."""
         self._set_low_water(min(missing_bytes, _WAKE_UP_BYTES) if missing_bytes > AHEAD_BYTES else 1)
-        async with self._waiter(self._loop.add_reader, self._loop.remove_reader) as ready:
+        with self._called(self._loop.add_reader, self._loop.remove_reader, None) as ready:
             await ready
 
     async def _wait_writable(self, stall_timeout_s: float | None) -> None:
         try:
-            async with (
-                asyncio.timeout(stall_timeout_s),
-                self._waiter(self._loop.add_writer, self._loop.remove_writer) as ready,
-            ):
-                await ready
+            async with asyncio.timeout(stall_timeout_s):
+                with self._called(self._loop.add_writer, self._loop.remove_writer, None) as ready:
+                    await ready
         except TimeoutError:
             raise WireError(Reason.PEER_LOST, f"the KV peer took no bytes for {stall_timeout_s} s") from None
 
@@ -192,18 +185,19 @@ class ByteStream:
             self._turn_bytes = 0
             await asyncio.sleep(0)
 
-    @contextlib.asynccontextmanager
-    async def _waiter(
-        self, add: Callable[..., None], remove: Callable[[int], bool]
-    ) -> AsyncIterator[asyncio.Future[None]]:
-        ready: asyncio.Future[None] = self._loop.create_future()
+    @contextlib.contextmanager
+    def _called(
+        self, add: Callable[..., None], remove: Callable[[int], bool], result: T
+    ) -> Iterator[asyncio.Future[T]]:
+        """A future that is done, with `result`, once the loop calls what `add` has told it."""
+        called: asyncio.Future[T] = self._loop.create_future()
 
         def wake() -> None:
-            if not ready.done():
-                ready.set_result(None)
+            if not called.done():
+                called.set_result(result)
 
         add(self._fd, wake)
         try:
-            yield ready
+            yield called
         finally:
             remove(self._fd)
