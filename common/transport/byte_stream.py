@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from common.errors import Reason, WireError
 from common.transport.byte_run import MAX_VIEWS_PER_CALL, ByteRun
-from common.transport.frames import MAX_DATA_BYTES, DataFrame, FrameDecoder
+from common.transport.frames import MAX_DATA_BYTES, DataFrame, FrameDecoder, encode_control
 from common.transport.messages import ControlMessage
 
 T = TypeVar("T")
@@ -84,6 +84,10 @@ class ByteStream:
             await self._maybe_yield(count)
             if frame is not None:
                 return frame
+
+    async def say(self, message: ControlMessage, *, stall_timeout_s: float | None, more: bool = False) -> None:
+        """`send` the frame of `message`."""
+        await self.send([memoryview(encode_control(message))], stall_timeout_s=stall_timeout_s, more=more)
 
     async def send(
         self,

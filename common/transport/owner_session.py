@@ -13,7 +13,7 @@ from common.racing import CutShort
 from common.transport.base import KvProvider, KvReadLease
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
-from common.transport.frames import DataFrame, FrameDecoder, encode_control
+from common.transport.frames import DataFrame, FrameDecoder
 from common.transport.messages import Accept, Ack, ReadRequest, Refusal, Trailer
 
 _log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class PayloadSender(Protocol):
         """Return when every piece up to and including that layer has left."""
         ...
 
-    async def end(self, layer: int, trailer: bytes, check: Callable[[], None]) -> None:
-        """Send the trailer's frame after `layer`, the last one; returns when all of it has left."""
+    async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
+        """Send the trailer after `layer`, the last one; returns when all of it has left."""
         ...
 
     async def abort(self) -> None:
@@ -169,9 +169,7 @@ class OwnerSession:
         if self._stream.half_sent or error.reason is Reason.PEER_LOST:
             return
         try:
-            await self._stream.send(
-                [memoryview(encode_control(Refusal(error=error)))], stall_timeout_s=self._limits.stall_timeout_s
-            )
+            await self._stream.say(Refusal(error=error), stall_timeout_s=self._limits.stall_timeout_s)
         except WireError:
             _log.info("KV reader left before it heard: %s", error)
 
@@ -187,9 +185,8 @@ class OwnerSession:
             if layer == 0:
                 layer_bytes = run.size_bytes
                 lease.check()
-                accept = encode_control(Accept(layers=lease.layers, layer_bytes=layer_bytes))
-                await self._stream.send(
-                    [memoryview(accept)],
+                await self._stream.say(
+                    Accept(layers=lease.layers, layer_bytes=layer_bytes),
                     stall_timeout_s=self._limits.stall_timeout_s,
                     more=more and self._payloads.inline,
                 )
@@ -197,7 +194,7 @@ class OwnerSession:
             for frame in self._payloads.pieces(layer, layer_bytes):
                 await self._payloads.send(frame, run, lease.check, more=more)
         data = await lease.trailer()
-        trailer = encode_control(Trailer(data=data, computed_ago_s=lease.computed_ago_s()))
+        trailer = Trailer(data=data, computed_ago_s=lease.computed_ago_s())
         await self._payloads.end(lease.layers - 1, trailer, lease.check)
 
     async def _until_acknowledged(self) -> None:

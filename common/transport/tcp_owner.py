@@ -11,8 +11,15 @@ from common.errors import WireError
 from common.transport.base import KvProvider
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
-from common.transport.frames import MAX_DATA_BYTES, DataFrame, FrameDecoder, FrameKind, encode_data_header
-from common.transport.messages import ReadRequest
+from common.transport.frames import (
+    MAX_DATA_BYTES,
+    DataFrame,
+    FrameDecoder,
+    FrameKind,
+    encode_control,
+    encode_data_header,
+)
+from common.transport.messages import ReadRequest, Trailer
 from common.transport.owner_session import OwnerLimits, OwnerSession
 
 _log = logging.getLogger(__name__)
@@ -70,8 +77,8 @@ class _InlinePayloads:
         if layer >= 0:
             await self._send([], self._check, more=False)
 
-    async def end(self, layer: int, trailer: bytes, check: Callable[[], None]) -> None:
-        await self._send([memoryview(trailer)], check, more=False)
+    async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
+        await self._send([memoryview(encode_control(trailer))], check, more=False)
 
     async def abort(self) -> None:
         self._stream.drop_unsent()

@@ -8,9 +8,10 @@ import socket
 from common.errors import Reason, WireError
 from common.transport.address import resolve
 from common.transport.base import KvSink
+from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream, peer_faults
 from common.transport.fetches import Received
-from common.transport.frames import DataFrame, FrameDecoder, FrameKind, SinkCursor, encode_control
+from common.transport.frames import DataFrame, FrameDecoder, FrameKind, SinkCursor
 from common.transport.messages import Accept, Ack, ControlMessage, MalformedFrame, ReadRequest, Refusal, Trailer
 from common.transport.sizes import agreed_first_layer
 
@@ -38,20 +39,13 @@ class TcpConnection:
     async def read(self, sink: KvSink, request: ReadRequest) -> Received:
         """See `ReaderConnection.read`."""
         self.delivering = False
-        payload = encode_control(request)
-        await _say(self._stream, payload)
-        accept = await self._stream.receive(self._decoder)
-        if isinstance(accept, Refusal):
-            raise accept.error
-        if not isinstance(accept, Accept):
-            raise MalformedFrame("data before it was agreed")
-        first = agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
+        first = await ask(self._stream, self._decoder, request, sink)
         cursor = SinkCursor(sink, first)
         self._decoder.expect_data(cursor)
         while not cursor.done:
             await self._receive_data(cursor, sink)
         trailer = expect_trailer(await self._stream.receive(self._decoder))
-        await _say(self._stream, encode_control(Ack()))
+        await self._stream.say(Ack(), stall_timeout_s=None)
         return first.size_bytes * sink.layers, trailer
 
     async def abort(self) -> None:
@@ -70,6 +64,20 @@ class TcpConnection:
             await sink.complete(frame.layer)
 
 
+async def ask(stream: ByteStream, decoder: FrameDecoder, request: ReadRequest, sink: KvSink) -> ByteRun:
+    """Say `request` and hear that the owner accepts; returns the sink's layer 0.
+
+    Raises the owner's refusal, `MalformedFrame` when something else comes, and what `agreed_first_layer` raises.
+    """
+    await stream.say(request, stall_timeout_s=None)
+    accept = await stream.receive(decoder)
+    if isinstance(accept, Refusal):
+        raise accept.error
+    if not isinstance(accept, Accept):
+        raise MalformedFrame("data before it was agreed")
+    return agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
+
+
 def expect_trailer(frame: ControlMessage | DataFrame) -> Trailer:
     """The trailer; raises the owner's refusal, or `MalformedFrame` when something else comes."""
     if isinstance(frame, Refusal):
@@ -77,10 +85,6 @@ def expect_trailer(frame: ControlMessage | DataFrame) -> Trailer:
     if not isinstance(frame, Trailer):
         raise MalformedFrame("something else where the trailer belongs")
     return frame
-
-
-async def _say(stream: ByteStream, frame: bytes) -> None:
-    await stream.send([memoryview(frame)], stall_timeout_s=None)
 
 
 async def connect(address: str, timeout_s: float) -> ByteStream:

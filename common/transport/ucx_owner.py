@@ -16,8 +16,8 @@ from common.transport.base import KvProvider
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.checksum import payload_checksum
-from common.transport.frames import DataFrame, FrameDecoder, FrameKind, encode_control
-from common.transport.messages import Delivered, ReadRequest, UcxPeer
+from common.transport.frames import DataFrame, FrameDecoder, FrameKind
+from common.transport.messages import Delivered, ReadRequest, Trailer, UcxPeer
 from common.transport.owner_session import OwnerLimits, OwnerSession
 from common.transport.tcp_owner import serve_inline
 from common.transport.ucx_pieces import SEND_WINDOW_BYTES, SEND_WINDOW_PIECES, TagSequence, Window, pieces
@@ -57,8 +57,7 @@ async def _introduce(peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, run
     runtime.check_peer(peer)
     endpoint = await runtime.connect(peer.worker_address)
     try:
-        me = encode_control(runtime.introduction(peer.first_tag))
-        await stream.send([memoryview(me)], stall_timeout_s=limits.stall_timeout_s)
+        await stream.say(runtime.introduction(peer.first_tag), stall_timeout_s=limits.stall_timeout_s)
     except BaseException:
         await endpoint.abort([])
         raise
@@ -105,7 +104,7 @@ class _UcxPayloads:
             for piece in arrived:
                 await piece.transfer.wait()
             said = Delivered(first=self._delivered, payload_sums=tuple(piece.payload_sum for piece in arrived))
-            await self._stream.send([memoryview(encode_control(said))], stall_timeout_s=self._stall_timeout_s)
+            await self._stream.say(said, stall_timeout_s=self._stall_timeout_s)
             await self._retire(len(arrived))
 
     async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None], *, more: bool) -> None:
@@ -123,9 +122,9 @@ class _UcxPayloads:
     async def settle(self, layer: int) -> None:
         await self._until(lambda: not self._in_flight or self._in_flight[0].frame.layer > layer)
 
-    async def end(self, layer: int, trailer: bytes, check: Callable[[], None]) -> None:
+    async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
         await self.settle(layer)
-        await self._stream.send([memoryview(trailer)], stall_timeout_s=self._stall_timeout_s)
+        await self._stream.say(trailer, stall_timeout_s=self._stall_timeout_s)
 
     async def abort(self) -> None:
         if not self._aborted:

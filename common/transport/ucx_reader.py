@@ -14,9 +14,8 @@ from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.checksum import payload_checksum
 from common.transport.fetches import Received
-from common.transport.frames import DataFrame, FrameDecoder, FrameKind, encode_control
+from common.transport.frames import DataFrame, FrameDecoder, FrameKind
 from common.transport.messages import (
-    Accept,
     Ack,
     ControlMessage,
     Delivered,
@@ -26,8 +25,7 @@ from common.transport.messages import (
     Trailer,
     UcxPeer,
 )
-from common.transport.sizes import agreed_first_layer
-from common.transport.tcp_reader import connect, expect_trailer
+from common.transport.tcp_reader import ask, connect, expect_trailer
 from common.transport.ucx_pieces import RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
 
@@ -70,7 +68,7 @@ class UcxConnection:
     @classmethod
     async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime) -> UcxConnection:
         first_tag = secrets.randbits(64)
-        await _say(stream, encode_control(runtime.introduction(first_tag)))
+        await stream.say(runtime.introduction(first_tag), stall_timeout_s=None)
         decoder = FrameDecoder(
             frozenset({FrameKind.PEER, FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.TRAILER, FrameKind.REFUSAL})
         )
@@ -96,16 +94,10 @@ class UcxConnection:
             raise
 
     async def _read(self, sink: KvSink, request: ReadRequest) -> Received:
-        await _say(self._stream, encode_control(request))
-        accept = await self._stream.receive(self._decoder)
-        if isinstance(accept, Refusal):
-            raise accept.error
-        if not isinstance(accept, Accept):
-            raise MalformedFrame("data before it was agreed")
-        first = agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
+        first = await ask(self._stream, self._decoder, request, sink)
         frames: _Frames = asyncio.Queue()
         trailer = await race(self._collect(sink, first, frames), self._hear(frames))
-        await _say(self._stream, encode_control(Ack()))
+        await self._stream.say(Ack(), stall_timeout_s=None)
         return first.size_bytes * sink.layers, trailer
 
     async def abort(self) -> None:
@@ -207,7 +199,3 @@ def _delivered(frame: ControlMessage | DataFrame, expected: int) -> tuple[int, .
     if not isinstance(frame, Delivered) or frame.first != expected or not frame.payload_sums:
         raise MalformedFrame(f"something else where piece {expected} belongs")
     return frame.payload_sums
-
-
-async def _say(stream: ByteStream, frame: bytes) -> None:
-    await stream.send([memoryview(frame)], stall_timeout_s=None)
