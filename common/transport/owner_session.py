@@ -56,8 +56,8 @@ class PayloadSender(Protocol):
         """
         ...
 
-    async def settle(self, layer: int) -> None:
-        """Return when every piece up to and including that layer has left."""
+    async def settle(self, layer: int, check: Callable[[], None]) -> None:
+        """Return when every piece up to and including that layer has left; `check` as for `send`."""
         ...
 
     async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
@@ -178,7 +178,7 @@ class OwnerSession:
             raise WireError(Reason.LAYOUT_MISMATCH, "the KV read has no layers")
         layer_bytes = 0
         for layer in range(lease.layers):
-            await self._payloads.settle(layer - lease.window_layers)
+            await self._payloads.settle(layer - lease.window_layers, lease.check)
             await lease.wait_layer(layer)
             more = lease.complete
             run = ByteRun(lease.views(layer))

@@ -57,7 +57,6 @@ class _InlinePayloads:
     def __init__(self, stream: ByteStream, *, stall_timeout_s: float) -> None:
         self._stream = stream
         self._stall_timeout_s = stall_timeout_s
-        self._check: Callable[[], None] = lambda: None
 
     def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
         for offset in range(0, layer_bytes, MAX_DATA_BYTES):
@@ -70,12 +69,11 @@ class _InlinePayloads:
     async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None], *, more: bool) -> None:
         header = encode_data_header(frame, run.checksum(frame.offset_bytes, frame.length_bytes))
         buffers = [memoryview(header), *run.slice(frame.offset_bytes, frame.length_bytes)]
-        self._check = check
         await self._send(buffers, check, more=more)
 
-    async def settle(self, layer: int) -> None:
+    async def settle(self, layer: int, check: Callable[[], None]) -> None:
         if layer >= 0:
-            await self._send([], self._check, more=False)
+            await self._send([], check, more=False)
 
     async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
         await self._send([memoryview(encode_control(trailer))], check, more=False)

@@ -119,11 +119,11 @@ class _UcxPayloads:
             self._changed.notify_all()
         await asyncio.sleep(0)
 
-    async def settle(self, layer: int) -> None:
+    async def settle(self, layer: int, check: Callable[[], None]) -> None:
         await self._until(lambda: not self._in_flight or self._in_flight[0].frame.layer > layer)
 
     async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
-        await self.settle(layer)
+        await self.settle(layer, check)
         await self._stream.say(trailer, stall_timeout_s=self._stall_timeout_s)
 
     async def abort(self) -> None:
