@@ -10,8 +10,8 @@ Called by either, at the end:
 Called by the *transport* on the owner:
     `KvProvider.until_begun`            an early reader asks: wait until there is something to read
     `KvProvider.open_read`              a reader asks; refuse it, or lend the pages
-    `KvReadLease.complete`              before each wait: whether there is anything to wait for
     `KvReadLease.wait_layer`            once per layer, before its first byte is read
+    `KvReadLease.complete`              once per layer, after `wait_layer`: whether there is more to wait for
     `KvReadLease.views`                 once per layer, after `wait_layer`
     `KvReadLease.check`                 before every send
     `KvReadLease.trailer`               once, after the last layer

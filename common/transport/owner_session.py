@@ -154,7 +154,7 @@ class OwnerSession:
         except TimeoutError:
             return WireError(Reason.PEER_LOST, "the KV read took too long")
         except Exception:
-            # As in `answer`: lease and payloads may fail in any way, the other reads go on.
+            # As in `_answer`: lease and payloads may fail in any way, the other reads go on.
             _log.exception("KV read of %s failed", request.read.attempt)
             return WireError(Reason.INTERNAL, "internal error")
         finally:

@@ -3,7 +3,7 @@
 Written against UCXX's core classes (`ucxx._lib.libucxx`, the ones its own asyncio layer is made of): that layer keeps
 one worker per process and one progress thread per loop, exchanges its own handshake, and drops cancelled requests.
 
-Three facts, measured with UCXX 0.52 and UCX 1.21, shape everything above this module:
+Four facts, measured with UCXX 0.52 and UCX 1.21, shape everything above this module:
 
 * Closing an endpoint that has error handling completes every receive on it, matched or not, within milliseconds, also
   when the peer is dead or stopped; after that UCX does not touch their buffers. Of the sends to a peer that was killed
