@@ -202,7 +202,7 @@ def loses_the_attempt_with_its_reader(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_readers_wait_for_lost_prefills(patch: pytest.MonkeyPatch) -> None:
-    right, given_up = BlockFlow.end_reader, BlockFlow._give_up
+    given_up = BlockFlow._give_up
 
     def give_up(self: BlockFlow, request: Request) -> None:
         with pytest.MonkeyPatch.context() as within:
@@ -211,21 +211,18 @@ def lets_readers_wait_for_lost_prefills(patch: pytest.MonkeyPatch) -> None:
         request.reader = None
 
     patch.setattr(BlockFlow, "_give_up", give_up)
-    patch.setattr(BlockFlow, "end_reader", right)
 
 
 def lets_readers_wait_for_what_was_not_kept(patch: pytest.MonkeyPatch) -> None:
-    right = BlockFlow.commit
+    right = BlockFlow.end_reader
 
     def end_reader(self: BlockFlow, request: Request, *, cancel: bool) -> None:
         finished = cancel and request.call is None and request.block_state is BlockState.PREFILLING
         if not finished:
-            ends(self, request, cancel=cancel)
+            right(self, request, cancel=cancel)
         request.reader = None
 
-    ends = BlockFlow.end_reader
     patch.setattr(BlockFlow, "end_reader", end_reader)
-    patch.setattr(BlockFlow, "commit", right)
 
 
 def keeps_the_pages_of_failed_readers(patch: pytest.MonkeyPatch) -> None:
