@@ -156,29 +156,19 @@ class BlockFlow:
     def end_reader(self, request: Request, *, cancel: bool) -> None:
         """Whoever fetches early does so no longer (`cancel`: by our own order); nothing happens when nobody does."""
         reader, request.reader = request.reader, None
-        if reader is None:
-            return
-        self.early_readers_unused += 1
-        self._forget_call(request, reader)
-        account = self.fleet.get(reader.target)
-        if account is not None:
-            account.close_call(reader.call_id)
-        if cancel:
-            self.emit(CancelCall(call_id=reader.call_id))
+        if reader is not None:
+            self.early_readers_unused += 1
+            self._close_call(request, reader, cancel=cancel)
 
     def end_call(self, request: Request, *, cancel: bool) -> None:
         """The request's call is over (`cancel`: by our own order); its reservations come back."""
         call = request.call
         assert call is not None, request.id
-        self._forget_call(request, call)
-        account = self.fleet.get(call.target)
-        if account is not None:
-            account.close_call(call.call_id)
-            self._note_turns(account)
-        if not cancel:
+        account = self._close_call(request, call, cancel=cancel)
+        if account is None:
             return
-        self.emit(CancelCall(call_id=call.call_id))
-        if account is not None and call.kind is CallKind.PREFILL:
+        self._note_turns(account)
+        if cancel and call.kind is CallKind.PREFILL:
             # Its answer may be on the way already, with K/V kept for a decode that will not come.
             self.emit(ReleaseKv(owner=call.target, attempt=request.block_attempt))
 
@@ -360,6 +350,16 @@ class BlockFlow:
         request.cost.begin_decode(self.now, decode_worker_id=call.target.worker_id)
         request.move(state, self.now)
         self.emit_decode(request, call, source)
+
+    def _close_call(self, request: Request, call: Call, *, cancel: bool) -> WorkerAccount | None:
+        """Give back what the call reserved; its worker's account, or None when that life is over."""
+        self._forget_call(request, call)
+        account = self.fleet.get(call.target)
+        if account is not None:
+            account.close_call(call.call_id)
+        if cancel:
+            self.emit(CancelCall(call_id=call.call_id))
+        return account
 
     def _forget_call(self, request: Request, call: Call) -> None:
         del self.calls[call.call_id]
