@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from common.core.defaults import ADAPTIVE_PLAIN_SHARE
+from common.core.running_mean import RunningMean
 from common.core.token_budget import DeficitTokenBudget
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_iteration import Iteration
@@ -14,23 +14,11 @@ SMOOTHING = 0.05
 """Weight of the newest measurement in each running mean."""
 
 
-@dataclass(slots=True)
-class _Mean:
-    """A running mean; 0 before the first value."""
-
-    value: float = 0.0
-    known: bool = False
-
-    def add(self, value: float) -> None:
-        self.value = self.value + SMOOTHING * (value - self.value) if self.known else value
-        self.known = True
-
-
 class _Line:
     """A least-squares line through recent points (x, y), both at least 0; older points count less."""
 
     def __init__(self) -> None:
-        self._x, self._y, self._xx, self._xy = _Mean(), _Mean(), _Mean(), _Mean()
+        self._x, self._y, self._xx, self._xy = (RunningMean(SMOOTHING) for _ in range(4))
 
     def add(self, x: float, y: float) -> None:
         for mean, value in ((self._x, x), (self._y, y), (self._xx, x * x), (self._xy, x * y)):
@@ -77,12 +65,12 @@ class BudgetTuner:
         self.wanted_prefill_tokens = 0
         self._budget_tokens = config.token_budget_tokens
         self._most_blocks = config.max_batch_size
-        self._gap_s = _Mean()
-        self._plain_s = _Mean()
-        self._mixed_s = _Mean()
-        self._per_token_s = _Mean()
-        self._canvas_tokens = _Mean()
-        self._forwards = _Mean()
+        self._gap_s = RunningMean(SMOOTHING)
+        self._plain_s = RunningMean(SMOOTHING)
+        self._mixed_s = RunningMean(SMOOTHING)
+        self._per_token_s = RunningMean(SMOOTHING)
+        self._canvas_tokens = RunningMean(SMOOTHING)
+        self._forwards = RunningMean(SMOOTHING)
         self._plain_line = _Line()
         self._gap_from_s: float | None = None
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from common.core.defaults import MAX_ADAPTIVE_THRESHOLD_TOKENS, MIN_ADAPTIVE_THRESHOLD_TOKENS
 from common.core.ids import Role
+from common.core.running_mean import RunningMean
 from common.core.work import IterationReport
 
 SMOOTHING = 0.1
 INTERVAL_S = 0.25
 MAX_STEP = 1.25
-
-
-@dataclass(slots=True)
-class _Mean:
-    """A running mean; None before the first value."""
-
-    value: float | None = None
-
-    def add(self, value: float) -> None:
-        self.value = value if self.value is None else self.value + SMOOTHING * (value - self.value)
 
 
 class ThresholdTuner:
@@ -38,11 +27,11 @@ class ThresholdTuner:
     def __init__(self, *, threshold_tokens: int, adapts: bool) -> None:
         self.adapts = adapts
         self.threshold_tokens = threshold_tokens
-        self._prefill_rate = _Mean()
-        self._base_s = _Mean()
-        self._fresh_tokens = _Mean()
-        self._waiting_tokens = _Mean()
-        self._canvas_tokens = _Mean()
+        self._prefill_rate = RunningMean(SMOOTHING)
+        self._base_s = RunningMean(SMOOTHING)
+        self._fresh_tokens = RunningMean(SMOOTHING)
+        self._waiting_tokens = RunningMean(SMOOTHING)
+        self._canvas_tokens = RunningMean(SMOOTHING)
         self._moved_s = float("-inf")
 
     def placed(self, canvas_tokens: int) -> None:
@@ -77,5 +66,5 @@ class ThresholdTuner:
         if not rate or not base_s or not fresh:
             return None
         decode_rate = fresh / (base_s + fresh / rate)
-        ahead = (self._waiting_tokens.value or 0.0) + (self._canvas_tokens.value or 0.0)
+        ahead = self._waiting_tokens.value + self._canvas_tokens.value
         return rate * ahead / decode_rate
