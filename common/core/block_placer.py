@@ -57,12 +57,12 @@ class BlockPlacer:
             self._set_aside(request)
             return True
         request.fits_known = True
-        sticky = self._config.sticky_workers and request.home is not None
+        home = request.home if self._config.sticky_workers else None
         target = flow.fleet.prefill_target(
             self._need(request, near=request.home, previous=flow.last_prefill_worker_id),
             backlog_tokens=flow.book.backlog_tokens,
             now=flow.now,
-            home=request.home.life.worker_id if sticky and request.home is not None else None,
+            home=None if home is None else home.life.worker_id,
         )
         if target is None or flow.must_rest(request, target):
             return False
