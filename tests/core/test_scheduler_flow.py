@@ -12,9 +12,9 @@ from common.core import events as ev
 from common.core.ids import RequestId, ServingMode
 from common.core.params import CacheMode
 from common.core.request import Request
-from common.core.work import FinishReason, IterationReport, LocalPrefill, NoKv, RemoteKv
+from common.core.work import FinishReason, LocalPrefill, NoKv, RemoteKv
 from common.errors import InvalidRequest, Reason, TooLong, WireError
-from tests.core.samples import delta, request_spec, token_at
+from tests.core.samples import delta, iteration_report, request_spec, token_at
 from tests.core.stage import Stage, decoder, kinds, only, prefiller, targets
 
 COLOCATED, DISAGGREGATED, HYBRID = ServingMode.COLOCATED, ServingMode.DISAGGREGATED, ServingMode.HYBRID
@@ -192,18 +192,7 @@ def test_a_prefill_waits_for_a_decode_worker_to_exist() -> None:
 
 def test_reports_are_shown_and_change_no_tally() -> None:
     stage = Stage(COLOCATED, decoder())
-    report = IterationReport(
-        iteration=7,
-        duration_s=0.1,
-        decode_tokens=8,
-        prefill_tokens_admitted=0,
-        deficit_tokens=3,
-        free_pages=1,
-        active_decodes=2,
-        queued_prefills=0,
-        queued_prefill_tokens=0,
-        retained_blocks=0,
-    )
+    report = replace(iteration_report(decode_tokens=8, deficit_tokens=3), free_pages=1, active_decodes=2)
     assert stage.feed(ev.WorkerReported(life=decoder().life, report=report)) == []
     assert stage.feed(ev.WorkerReported(life=decoder(incarnation=9).life, report=report)) == []
     assert stage.worker("d").report == report and stage.worker("d").pages_free == 16
