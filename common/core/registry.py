@@ -103,11 +103,10 @@ class RegistryCore:
 
     def unowned(self, now: float) -> list[Unowned]:
         """Entries past their lease, which `expire` forgets, or left behind by their owner's end: none for long."""
-        reasons = {attempt: self._why_unowned(entry, now) for attempt, entry in self._entries.items()}
         return [
             Unowned(holding=Holding.LEASES, name=f"entry of {attempt}, {why}")
-            for attempt, why in reasons.items()
-            if why
+            for attempt, entry in self._entries.items()
+            if (why := self._why_unowned(entry, now))
         ]
 
     def _why_unowned(self, entry: KvHandle, now: float) -> str:

@@ -70,7 +70,6 @@ class SchedulerCore:
         self._ring_due()
         _HANDLERS[type(event)](self, event)
         if self._flow.changed:
-            self._flow.changed = False
             self._placer.place()
         return self._flow.take_effects()
 
@@ -106,7 +105,8 @@ class SchedulerCore:
         request = self._flow.book.get(spec.request_id)
         if request is None or not request.is_asked_for_by(spec):
             return None
-        positions, token_ids = zip(*request.tokens, strict=True) if request.tokens else ((), ())
+        tokens = request.tokens
+        positions, token_ids = zip(*tokens, strict=True) if tokens else ((), ())
         delta = StepDelta(step=0, positions=positions, token_ids=token_ids, confidences=(1.0,) * len(positions))
         return PublishStep(request_id=request.id, block=request.block, step=delta)
 
