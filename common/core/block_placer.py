@@ -85,7 +85,7 @@ class BlockPlacer:
         )
         if target is None:
             return False
-        start_reader(flow, request, target)
+        start_reader(flow, request, target, owner=owner.spec)
         return True
 
     def _set_aside(self, request: Request) -> None:

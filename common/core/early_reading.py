@@ -14,16 +14,14 @@ from common.core.work import KvHandle, KvTransfer, RemoteKv, StepDelta
 from common.core.worker_account import WorkerAccount
 
 
-def start_reader(flow: BlockFlow, request: Request, account: WorkerAccount) -> None:
-    """Let a decode worker fetch what the block's prefill computes."""
-    prefill = request.call
-    owner = None if prefill is None else flow.fleet.get(prefill.target)
-    assert owner is not None and request.reader is None, request.id
+def start_reader(flow: BlockFlow, request: Request, account: WorkerAccount, *, owner: WorkerSpec) -> None:
+    """Let a decode worker fetch what the block's prefill computes at `owner`."""
+    assert request.reader is None, request.id
     flow.book.leave_early_line(request)
     flow.last_decode_worker_id = account.life.worker_id
     flow.early_readers += 1
     request.reader = flow.open_call(request, account, CallKind.REMOTE_DECODE)
-    flow.emit_decode(request, request.reader, RemoteKv(handle=_handle(request, owner.spec), first=None))
+    flow.emit_decode(request, request.reader, RemoteKv(handle=_handle(request, owner), first=None))
 
 
 def early_kv(flow: BlockFlow, request: Request, first: StepDelta, transfer: KvTransfer) -> None:
