@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from common.config_flags import env_of, flag_of, help_of
-from common.config_values import DTYPE_CHOICES, TokensOrAuto, about, parse_value
+from common.config_values import (
+    DTYPE_CHOICES,
+    KV_TRANSPORT_CHOICES,
+    LOG_LEVEL_CHOICES,
+    TokensOrAuto,
+    about,
+    parse_value,
+)
 from common.core import defaults
 from common.core.ids import ServingMode
 from common.core.options import Dispatch, QueueOrder
@@ -35,9 +42,7 @@ class ServiceConfig:
     ready_file: Path | None = field(
         default=None, metadata=about("file that gets address and pid as JSON once the service serves")
     )
-    log_level: str = field(
-        default="info", metadata=about("least severe log level", choices=("debug", "info", "warning", "error"))
-    )
+    log_level: str = field(default="info", metadata=about("least severe log level", choices=LOG_LEVEL_CHOICES))
     otlp_endpoint: str = field(
         default="", metadata=about("host:port of an OTLP/gRPC collector (empty: no export)", form="address")
     )
@@ -278,7 +283,7 @@ class WorkerConfig(CoreServiceConfig):
         default="tcp",
         metadata=about(
             "backend that moves K/V between workers; auto is ucx where both ends have it, else tcp",
-            choices=("tcp", "ucx", "auto"),
+            choices=KV_TRANSPORT_CHOICES,
         ),
     )
     kv_port: int = field(

@@ -21,6 +21,12 @@ TokensOrAuto = int | Literal["auto"]
 DTYPE_CHOICES = (AUTO, *DTYPE_BYTES)
 """What weights and K/V may be computed in; auto: see `common.core.kv_layout.default_dtype`."""
 
+KV_TRANSPORT_CHOICES = ("tcp", "ucx", AUTO)
+"""What may move K/V between workers; auto: ucx where it is installed, else tcp."""
+
+LOG_LEVEL_CHOICES = ("debug", "info", "warning", "error")
+"""Least severe level that a log may hold."""
+
 Form = Literal["address", "addresses", "registry", "redis", "weights"]
 """What a text may have to look like; `_CHECKS` has the rules."""
 

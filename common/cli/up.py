@@ -26,7 +26,7 @@ from common.cli.restart_orders import obey_restart_orders
 from common.cli.run_dir import new_run_dir
 from common.cli.supervisor import ServiceFailed
 from common.cli.table import render_table
-from common.config_values import AUTO, DTYPE_CHOICES, check_registry
+from common.config_values import AUTO, DTYPE_CHOICES, KV_TRANSPORT_CHOICES, LOG_LEVEL_CHOICES, check_registry
 from common.core.defaults import DEFAULT_DRAIN_S, DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import ServingMode
 from common.errors import ConfigError
@@ -102,7 +102,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder that gets the story of each core, event by event, for `sangam replay` (default: none is written)",
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--log-level", default="info", choices=LOG_LEVEL_CHOICES)
     add_policy_arguments(parser)
 
 
@@ -123,7 +123,7 @@ def _add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-transport",
         default="tcp",
-        choices=("tcp", "ucx", "auto"),
+        choices=KV_TRANSPORT_CHOICES,
         help="what moves K/V between workers; auto: ucx where it is installed, else tcp (default %(default)s)",
     )
 
