@@ -106,8 +106,8 @@ class SchedulerShell:
         """Own all tasks until `stop`; raises what a bug in the core or in a task raised."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            parts = (self._fencer.run(), self._watch(), self._leaks.run(), self._measures.run())
-            background = [tasks.create_task(part) for part in parts]
+            for part in (self._fencer.run(), self._watch(), self._leaks.run(), self._measures.run()):
+                self.spawn(part)
             try:
                 await self._ended
             finally:
@@ -115,7 +115,7 @@ class SchedulerShell:
                 if self._timer is not None:
                     self._timer.cancel()
                 # Each by itself: a handler that writes to a peer that stands still would not end what it had spawned.
-                for task in (*background, *self._until_stop):
+                for task in self._until_stop:
                     task.cancel()
         await self._worker_calls.aclose()
 
