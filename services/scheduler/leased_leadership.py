@@ -160,20 +160,15 @@ class LeasedLeadership:
             except LeaseUnreachable as error:
                 self._note_trouble(str(error))
                 pause_s = self._ttl_s / TRIES_PER_LEASE
-                if self._is_alone(heard_s()):
+                now = self._clock.now()
+                if now - max(self._won_s, heard_s()) <= self._alone_limit_s:
+                    self._count_from(now)
+                elif now >= self._ends_s:
                     return f"the lease cannot be reached ({error}), and no worker speaks to this scheduler"
             else:
                 self._note_trouble("")
                 self._count_from(asked_s)
                 pause_s = self._ttl_s / RENEWALS_PER_LEASE
-
-    def _is_alone(self, heard_s: float) -> bool:
-        """After a try that Redis did not answer: whether to stop leading. If not, the count begins anew."""
-        now = self._clock.now()
-        if now - max(self._won_s, heard_s) <= self._alone_limit_s:
-            self._count_from(now)
-            return False
-        return now >= self._ends_s
 
     async def _until_outranked(self) -> str:
         await self._outranked.wait()
