@@ -67,8 +67,8 @@ class LeaderWatch:
     async def rival_of(self, leader: str) -> str:
         """Address of another scheduler that says that it serves, as soon as there is one."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._serving_since.keys() - {leader})
-            return max(self._serving_since.keys() - {leader}, key=self._serving_since.__getitem__)
+            rivals = await self._changed.wait_for(lambda: self._serving_since.keys() - {leader})
+            return max(rivals, key=self._serving_since.__getitem__)
 
     async def run(self) -> None:
         """Watch until cancelled."""
