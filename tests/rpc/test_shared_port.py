@@ -24,16 +24,21 @@ async def start(stack: AsyncExitStack, name: str, port: int, *, shares_port: boo
     return await server.start("127.0.0.1", port)
 
 
+async def knows(stub: health_pb2_grpc.HealthStub, name: str) -> bool:
+    """Whether the server that the stub reaches is the one of that name."""
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=10)
+    known = (await watch.read()).status != health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
+    return bool(known)
+
+
 async def answers_as(address: str, name: str) -> bool:
     """Whether the server that a new connection reaches is the one of that name."""
     async with open_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=10)
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=10)
-        known = (await watch.read()).status != health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        watch.cancel()
-        return bool(known)
+        return await knows(stub, name)
 
 
 async def test_all_new_connections_go_to_the_later_server() -> None:
@@ -68,19 +73,12 @@ async def test_connections_move_over_and_no_call_fails(monkeypatch: pytest.Monke
         address = await start(stack, "first", 0)
         channel = await stack.enter_async_context(open_channel(address))
         stub = health_pb2_grpc.HealthStub(channel)
-
-        async def knows(name: str) -> bool:
-            watch = stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=10)
-            known = (await watch.read()).status != health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            watch.cancel()
-            return bool(known)
-
-        assert await knows("first")
+        assert await knows(stub, "first")
         await start(stack, "second", int(address.rpartition(":")[2]))
         async with asyncio.timeout(20):
-            while not await knows("second"):
+            while not await knows(stub, "second"):
                 await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
-        assert not await knows("first")
+        assert not await knows(stub, "first")
 
 
 def test_nobody_listens_where_nobody_does() -> None:
