@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 from common.cli.cluster_config import ClusterConfig
 from common.cli.supervisor import ProcessSpec
 from common.config import GatewayConfig, KvStoreConfig, SchedulerServiceConfig, ServiceConfig, WorkerConfig
 from common.config_flags import argv_of
 from common.core.ids import Role
+from common.rpc.shared_port import is_shareable
 
 
 class ServiceSpecs:
@@ -58,7 +58,7 @@ class ServiceSpecs:
     def gateway(self, *, schedulers: str) -> ProcessSpec:
         """The gateway."""
         config = self._config
-        shares_port = sys.platform == "linux"
+        shares_port = is_shareable()
         flags = argv_of(
             GatewayConfig,
             host=config.host,

@@ -32,9 +32,14 @@ _SO_ATTACH_REUSEPORT_CBPF = 51
 _RETURN_CONSTANT = 0x06
 
 
+def is_shareable() -> bool:
+    """Whether ports can be shared in this way here."""
+    return sys.platform == "linux"
+
+
 def check_shareable(option: str) -> None:
-    """Raise ConfigError, naming `option`, where ports cannot be shared in this way."""
-    if sys.platform != "linux":
+    """Raise ConfigError, naming `option`, where they cannot."""
+    if not is_shareable():
         raise ConfigError(f"{option}: needs Linux")
 
 
