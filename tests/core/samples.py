@@ -5,9 +5,9 @@ from __future__ import annotations
 from zlib import crc32
 
 from common.core.cluster import WorkerSpec
-from common.core.ids import RequestId, Role, WorkerId, WorkerLife
+from common.core.ids import BlockAttempt, RequestId, Role, WorkerId, WorkerLife
 from common.core.params import CacheMode, ConfidenceThreshold, SamplingParams
-from common.core.work import IterationReport, RequestSpec, StepDelta
+from common.core.work import IterationReport, KvHandle, RequestSpec, StepDelta
 
 SAMPLING = SamplingParams(strategy=ConfidenceThreshold(0.9), temperature=0.0, seed=1)
 
@@ -35,6 +35,20 @@ def request_spec(
         deadline_s=deadline_s,
         committed_token_ids=committed,
         shown=shown,
+    )
+
+
+def kv_handle(attempt: BlockAttempt, owner: WorkerLife, *, lease_s: float) -> KvHandle:
+    """K/V of an attempt as its owner publishes it."""
+    return KvHandle(
+        attempt=attempt,
+        owner=owner,
+        transport="tcp",
+        address=f"{owner.worker_id}:2",
+        layout_fingerprint="layout",
+        canvas_tokens=64,
+        pages=4,
+        lease_s=lease_s,
     )
 
 

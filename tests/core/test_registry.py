@@ -9,6 +9,7 @@ import pytest
 from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.core.registry import KvOutcome, Reconciliation, RegistryCore
 from common.core.work import KvHandle
+from tests.core.samples import kv_handle
 
 OK, NOT_FOUND, STALE = KvOutcome.OK, KvOutcome.NOT_FOUND, KvOutcome.STALE_INCARNATION
 OLD, NEW = WorkerLife(WorkerId("p"), 1), WorkerLife(WorkerId("p"), 2)
@@ -20,16 +21,7 @@ def attempt(name: str, number: int = 0) -> BlockAttempt:
 
 
 def handle(name: str, owner: WorkerLife = OLD, *, lease_s: float = 10.0) -> KvHandle:
-    return KvHandle(
-        attempt=attempt(name),
-        owner=owner,
-        transport="tcp",
-        address="host:1",
-        layout_fingerprint="f",
-        canvas_tokens=40,
-        pages=3,
-        lease_s=lease_s,
-    )
+    return kv_handle(attempt(name), owner, lease_s=lease_s)
 
 
 def test_what_was_published_is_found_with_the_lease_that_is_left() -> None:

@@ -8,10 +8,9 @@ from common.core.kv_retention import KvRetention
 from common.core.page_pool import PagePool
 from common.core.registry import RegistryCore
 from common.core.unowned import Holding
-from common.core.work import KvHandle
 from common.core.worker_blocks import WorkerBlocks
 from common.core.worker_books import WorkerBooks
-from tests.core.samples import request_spec
+from tests.core.samples import kv_handle, request_spec
 from tests.core.stage import Stage, decoder, only, prefiller
 
 ATTEMPT = BlockAttempt(RequestId("r"), 0, 0)
@@ -59,22 +58,9 @@ def test_a_worker_names_pages_without_a_block_lost_pages_and_overdue_leases() ->
     assert counts(books.unowned(0.0)) == {Holding.PAGES: 2}
 
 
-def handle(owner: WorkerLife) -> KvHandle:
-    return KvHandle(
-        attempt=ATTEMPT,
-        owner=owner,
-        transport="tcp",
-        address="host:1",
-        layout_fingerprint="layout",
-        canvas_tokens=16,
-        pages=1,
-        lease_s=5.0,
-    )
-
-
 def test_a_registry_names_entries_past_their_lease() -> None:
     registry = RegistryCore()
-    registry.publish([handle(WorkerLife(WorkerId("w"), 1))], 0.0)
+    registry.publish([kv_handle(ATTEMPT, WorkerLife(WorkerId("w"), 1), lease_s=5.0)], 0.0)
     assert registry.unowned(4.9) == []
     assert counts(registry.unowned(5.0)) == {Holding.LEASES: 1}
     registry.expire(5.0)
@@ -83,7 +69,7 @@ def test_a_registry_names_entries_past_their_lease() -> None:
 
 def test_a_registry_names_entries_that_their_owner_has_left_behind() -> None:
     registry, life = RegistryCore(), WorkerLife(WorkerId("w"), 1)
-    registry.publish([handle(life)], 0.0)
+    registry.publish([kv_handle(ATTEMPT, life, lease_s=5.0)], 0.0)
     assert registry.unowned(0.0) == []
     # The owner's list has lost it, as by a bug: no fence and no reconciliation finds it.
     registry._by_worker.clear()

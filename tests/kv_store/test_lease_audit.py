@@ -12,6 +12,7 @@ from common.core.work import KvHandle
 from common.redis_address import RedisAddress
 from services.kv_store.lease_audit import KEYS_PER_LOOK, MAX_FOUND, LeaseAudit
 from services.kv_store.redis_store import PREFIX, RedisStore
+from tests.core.samples import kv_handle
 from tests.kv_store.registry import HOUR_S
 from tests.redis_server import RedisServer
 
@@ -26,20 +27,8 @@ async def store(redis_server: RedisServer) -> AsyncIterator[RedisStore]:
     await store.aclose()
 
 
-def entries(*names: str, owner: WorkerLife = LIFE, lease_s: float = HOUR_S) -> list[KvHandle]:
-    return [
-        KvHandle(
-            attempt=BlockAttempt(RequestId(name), 0, 0),
-            owner=owner,
-            transport="tcp",
-            address="127.0.0.1:9",
-            layout_fingerprint="ab",
-            canvas_tokens=64,
-            pages=4,
-            lease_s=lease_s,
-        )
-        for name in names
-    ]
+def entries(*names: str, owner: WorkerLife = LIFE) -> list[KvHandle]:
+    return [kv_handle(BlockAttempt(RequestId(name), 0, 0), owner, lease_s=HOUR_S) for name in names]
 
 
 def found_by(audit: LeaseAudit) -> set[str]:

@@ -17,6 +17,7 @@ from common.core.registry import RegistryCore
 from common.core.work import KvHandle
 from common.redis_address import RedisAddress
 from services.kv_store.redis_store import RedisStore
+from tests.core.samples import kv_handle
 from tests.kv_store.registry import HOUR_S
 from tests.redis_server import RedisServer
 
@@ -35,16 +36,7 @@ class Call:
 
 
 def handle(attempt: BlockAttempt, owner: WorkerLife, hours: int) -> KvHandle:
-    return KvHandle(
-        attempt=attempt,
-        owner=owner,
-        transport="tcp",
-        address=f"{owner.worker_id}:9",
-        layout_fingerprint="ab",
-        canvas_tokens=64,
-        pages=4,
-        lease_s=hours * HOUR_S,
-    )
+    return kv_handle(attempt, owner, lease_s=hours * HOUR_S)
 
 
 lives, hours = st.sampled_from(LIVES), st.integers(0, 4)

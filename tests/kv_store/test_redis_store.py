@@ -14,6 +14,7 @@ from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.redis_address import RedisAddress
 from services.kv_store.redis_store import CALL_TIMEOUT_S, MAX_CONNECTIONS, PREFIX, RedisStore
+from tests.core.samples import kv_handle
 from tests.kv_store.registry import HOUR_S
 from tests.redis_server import RedisServer
 
@@ -28,16 +29,7 @@ def attempt(request_id: str) -> BlockAttempt:
 
 
 def entry(request_id: str, owner: WorkerLife = LIFE, lease_s: float = HOUR_S) -> KvHandle:
-    return KvHandle(
-        attempt=attempt(request_id),
-        owner=owner,
-        transport="tcp",
-        address="127.0.0.1:9",
-        layout_fingerprint="ab",
-        canvas_tokens=64,
-        pages=4,
-        lease_s=lease_s,
-    )
+    return kv_handle(attempt(request_id), owner, lease_s=lease_s)
 
 
 @pytest.fixture
