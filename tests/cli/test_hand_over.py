@@ -7,10 +7,9 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc.aio
 import pytest
 
 from common.cli.supervisor import ManagedProcess, ProcessSpec, ServiceFailed
@@ -27,7 +26,8 @@ from tests.gateway.scripted_scheduler import (
     revealed_tokens,
     step,
 )
-from tests.integration.cluster_help import random_model
+from tests.integration.cluster_help import own_connection, random_model
+from tests.scheduler_service.scripted import until
 
 FIRST = (queued(), step(0, 0, revealed_tokens(b"abcd")))
 REST = (step(1, 0, revealed_tokens(b"efgh", 4)), finished())
@@ -36,14 +36,14 @@ REQUEST = inference_pb2.GenerateRequest(
 )
 
 
+@dataclass(frozen=True)
 class Gateway:
-    """A supervised gateway at a scripted scheduler."""
+    """A supervised gateway at a scripted scheduler; `lines` is what its supervisor says."""
 
-    def __init__(self, process: ManagedProcess, scheduler: ScriptedScheduler, model_dir: Path) -> None:
-        self.process = process
-        self.scheduler = scheduler
-        self.model_dir = model_dir
-        self.lines: list[str] = []
+    process: ManagedProcess
+    scheduler: ScriptedScheduler
+    model_dir: Path
+    lines: list[str]
 
     async def is_serving(self) -> bool:
         return await is_serving(self.process.address, timeout_s=20)
@@ -63,28 +63,15 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         )
         lines: list[str] = []
         process = ManagedProcess(spec, run_dir=tmp_path, say=lines.append)
-        running = Gateway(process, scheduler, model_dir)
-        running.lines = lines
         await process.start(timeout_s=60)
         supervising = asyncio.create_task(process.supervise())
-        yield running
+        yield Gateway(process, scheduler, model_dir, lines)
         await process.stop(grace_s=30)
         await supervising
 
 
-def own_connection(address: str) -> grpc.aio.Channel:
-    """A channel as a client in a process of its own has it; those of one process share their connections."""
-    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-
-
 def renew(gateway: Gateway) -> asyncio.Task[None]:
     return asyncio.create_task(gateway.process.renew(grace_s=30))
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # another process makes it come true
-            await asyncio.sleep(0.01)
 
 
 async def test_no_call_is_refused_while_one_life_follows_the_other(gateway: Gateway) -> None:
@@ -122,7 +109,7 @@ async def test_a_call_that_runs_ends_where_it_began_and_others_begin_at_the_next
         stub = inference_pb2_grpc.InferenceServiceStub(new)
         await anext(aiter(running))
         renewing = renew(gateway)
-        await until(lambda: gateway.process.restarts)
+        await until(lambda: gateway.process.restarts, timeout_s=60)
         # The scheduler is asked a second time: this gateway does not know the request.
         told = [response async for response in stub.Generate(REQUEST, timeout=60)]
         assert "".join(response.committed.text for response in told) == "abcdefgh"
@@ -156,10 +143,10 @@ async def test_a_life_that_dies_while_the_next_one_starts_is_followed_by_that_on
 
 async def test_a_next_life_that_dies_soon_is_followed_by_another(gateway: Gateway) -> None:
     renewing = renew(gateway)
-    await until(lambda: gateway.process.restarts)
+    await until(lambda: gateway.process.restarts, timeout_s=60)
     assert gateway.process.pid is not None
     os.kill(gateway.process.pid, signal.SIGKILL)
-    await until(lambda: any("is back" in line for line in gateway.lines))
+    await until(lambda: any("is back" in line for line in gateway.lines), timeout_s=60)
     await renewing
     assert await gateway.is_serving()
     assert gateway.process.restarts == 2
@@ -169,7 +156,7 @@ async def test_stopping_ends_both_lives(gateway: Gateway) -> None:
     former = gateway.process.pid
     assert former is not None
     renewing = renew(gateway)
-    await until(lambda: gateway.process.restarts)
+    await until(lambda: gateway.process.restarts, timeout_s=60)
     assert await gateway.process.stop(grace_s=30) == 0
     await renewing
     with pytest.raises(ProcessLookupError):

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+
 from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
 from common.cli.gateway_client import generate_at, request_of
@@ -60,6 +62,11 @@ async def ask(
     return await generate_at(
         cluster.gateway_address, request, timeout_s=TIMEOUT_S, on_text=lambda text: None, reconnect=reconnect
     )
+
+
+def own_connection(address: str) -> grpc.aio.Channel:
+    """A channel as a client in a process of its own has it; those of one process share their connections."""
+    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 async def state_of(cluster: Cluster) -> scheduler_pb2.GetClusterStateResponse:

@@ -19,7 +19,15 @@ from common.cli.run_dir import NoCluster
 from common.core.params import ConfidenceQuota
 from common.generation_input import GenerationInput
 from sangam.v1 import inference_pb2_grpc
-from tests.integration.cluster_help import TIMEOUT_S, all_pages_free, ask, eventually, random_model, running_cluster
+from tests.integration.cluster_help import (
+    TIMEOUT_S,
+    all_pages_free,
+    ask,
+    eventually,
+    own_connection,
+    random_model,
+    running_cluster,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,10 +65,7 @@ async def test_all_services_restart_and_no_request_of_plain_clients_fails(
     async def client(*, connects_anew: bool) -> int:
         asked = 0
         while not over.is_set():
-            # Channels of one process share their connections, unless told not to.
-            async with grpc.aio.insecure_channel(
-                cluster.gateway_address, options=[("grpc.use_local_subchannel_pool", 1)]
-            ) as channel:
+            async with own_connection(cluster.gateway_address) as channel:
                 while not over.is_set():
                     assert await plain_answer(channel, LONG) == expected
                     asked += 1
