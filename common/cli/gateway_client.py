@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -127,18 +126,19 @@ class _GatewayCall:
     async def persist(self, policy: Reconnect, tries: Reconnection, *, timeout_s: float | None) -> None:
         """As many calls as it takes, within `timeout_s` altogether."""
         loop = asyncio.get_running_loop()
-        ends_at_s = math.inf if timeout_s is None else loop.time() + timeout_s
+        begun_at_s = loop.time()
         self._request.request_id = self._request.request_id or new_request_id()
         self._request.detach_grace_ms = round(policy.detach_grace_s * 1000)
         try:
             while True:
-                if (left_s := ends_at_s - loop.time()) <= 0:
+                left_s = None if timeout_s is None else begun_at_s + timeout_s - loop.time()
+                if left_s is not None and left_s <= 0:
                     raise WireError(Reason.DEADLINE_EXCEEDED, "the deadline passed")
                 self._request.from_position = len(self.answer.token_ids)
                 self._request.committed_token_ids[:] = self.answer.token_ids
                 try:
                     self._belongs_there = await tries.look(within_s=left_s)
-                    await self.listen(timeout_s=None if timeout_s is None else left_s, on_response=tries.heard)
+                    await self.listen(timeout_s=left_s, on_response=tries.heard)
                     return
                 except WireError as error:
                     if error.reason is not Reason.PEER_LOST:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,14 +51,14 @@ class Reconnection:
         self._backoff.reset()
         self._noticed = False
 
-    async def look(self, *, within_s: float) -> bool:
+    async def look(self, *, within_s: float | None) -> bool:
         """Whether a gateway belongs there: one is expected, or something speaks gRPC there or did so before.
 
-        Raises `WireError` DEADLINE_EXCEEDED when that cannot be told `within_s` seconds.
+        Raises `WireError` DEADLINE_EXCEEDED when that cannot be told within `within_s` seconds (None: no limit).
         """
         if not self._belongs_there:
             try:
-                async with asyncio.timeout(None if math.isinf(within_s) else within_s):
+                async with asyncio.timeout(within_s):
                     self._belongs_there = await _connects(self._channel)
             except TimeoutError:
                 raise WireError(Reason.DEADLINE_EXCEEDED, "the deadline passed") from None

@@ -83,7 +83,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         requests.wait_for_nobody()
         if not stop.is_set():
             _log.info("the next life serves; %d requests in flight", admission.inflight_requests)
-            await race(_ended(stop), server.move_clients())
+            await race(stop.wait(), server.move_clients())
         _log.info("stopping with %d requests in flight", admission.inflight_requests)
         await server.stop(config.drain_s)
         for task in background:
@@ -106,7 +106,3 @@ def _succession(config: GatewayConfig) -> asyncio.Event:
     if config.share_port:
         asyncio.get_running_loop().add_signal_handler(SIGNAL, succeeded.set)
     return succeeded
-
-
-async def _ended(stop: asyncio.Event) -> None:
-    await stop.wait()
