@@ -16,9 +16,11 @@ from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
 from common.cli.gateway_client import generate_at, request_of
 from common.cli.generation_output import GenerationOutput
+from common.cli.local_check import LocalCheck
 from common.cli.reconnect import Reconnect
 from common.cli.status import fetch_state, unfree_pages
 from common.core.ids import ServingMode
+from common.core.params import ConfidenceQuota
 from common.generation_input import GenerationInput
 from common.random_checkpoint import build_random_checkpoint
 from common.rpc.healthcheck import is_serving
@@ -27,6 +29,11 @@ from sangam.v1 import scheduler_pb2
 
 GOLDEN_DIR = Path(__file__).parents[1] / "data" / "golden"
 TIMEOUT_S = 60.0
+
+LONG = GenerationInput(
+    text="The river runs", token_ids=None, max_tokens=192, strategy=ConfidenceQuota(1), temperature=0.5, ignore_eos=True
+)
+"""Hundreds of forwards: long enough to lose a service in the middle."""
 
 
 def random_model(folder: Path) -> Path:
@@ -62,6 +69,11 @@ async def ask(
     return await generate_at(
         cluster.gateway_address, request, timeout_s=TIMEOUT_S, on_text=lambda text: None, reconnect=reconnect
     )
+
+
+def solo_tokens(cluster: Cluster, wanted: GenerationInput) -> tuple[int, ...]:
+    """What the engine in process answers with the cluster's model."""
+    return LocalCheck.load(cluster.config.model_dir, [wanted], device="cpu", dtype="auto").run(wanted).token_ids
 
 
 def own_connection(address: str) -> grpc.aio.Channel:

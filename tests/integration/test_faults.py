@@ -11,19 +11,20 @@ import pytest
 import pytest_asyncio
 
 from common.cli.cluster import Cluster
-from common.cli.local_check import LocalCheck
 from common.cli.reconnect import Reconnect
-from common.core.params import ConfidenceQuota
-from common.generation_input import GenerationInput
 from common.rpc.healthcheck import is_serving
-from tests.integration.cluster_help import all_pages_free, ask, eventually, random_model, running_cluster, state_of
+from tests.integration.cluster_help import (
+    LONG,
+    all_pages_free,
+    ask,
+    eventually,
+    random_model,
+    running_cluster,
+    solo_tokens,
+    state_of,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-# Hundreds of forwards: long enough to be killed in the middle.
-LONG = GenerationInput(
-    text="The river runs", token_ids=None, max_tokens=192, strategy=ConfidenceQuota(1), temperature=0.5, ignore_eos=True
-)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,8 +38,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 @pytest.fixture(scope="module")
 def expected(cluster: Cluster) -> tuple[int, ...]:
-    """The tokens of the engine in process."""
-    return LocalCheck.load(cluster.config.model_dir, [LONG], device="cpu", dtype="auto").run(LONG).token_ids
+    return solo_tokens(cluster, LONG)
 
 
 async def incarnations(cluster: Cluster) -> dict[str, int]:

@@ -13,13 +13,12 @@ import pytest_asyncio
 
 from common.cli.cluster import Cluster
 from common.cli.gateway_client import request_of
-from common.cli.local_check import LocalCheck
 from common.cli.restart_orders import leave_order, obey_restart_orders
 from common.cli.run_dir import NoCluster
-from common.core.params import ConfidenceQuota
 from common.generation_input import GenerationInput
 from sangam.v1 import inference_pb2_grpc
 from tests.integration.cluster_help import (
+    LONG,
     TIMEOUT_S,
     all_pages_free,
     ask,
@@ -27,13 +26,11 @@ from tests.integration.cluster_help import (
     own_connection,
     random_model,
     running_cluster,
+    solo_tokens,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LONG = GenerationInput(
-    text="The river runs", token_ids=None, max_tokens=192, strategy=ConfidenceQuota(1), temperature=0.5, ignore_eos=True
-)
 ALL = ("gateway", "scheduler", "prefill-0", "decode-0", "kv_store")
 
 
@@ -46,8 +43,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 @pytest.fixture(scope="module")
 def expected(cluster: Cluster) -> tuple[int, ...]:
-    """The tokens of the engine in process."""
-    return LocalCheck.load(cluster.config.model_dir, [LONG], device="cpu", dtype="auto").run(LONG).token_ids
+    return solo_tokens(cluster, LONG)
 
 
 async def plain_answer(channel: grpc.aio.Channel, wanted: GenerationInput) -> tuple[int, ...]:

@@ -13,12 +13,10 @@ import pytest_asyncio
 
 from common.cli.cluster import Cluster
 from common.cli.gateway_client import generate_at, request_of
-from common.cli.local_check import LocalCheck
-from common.core.params import ConfidenceQuota
-from common.generation_input import GenerationInput
 from common.rpc.healthcheck import is_serving
 from common.rpc.leader_watch import SERVICE
 from tests.integration.cluster_help import (
+    LONG,
     TIMEOUT_S,
     all_pages_free,
     ask,
@@ -26,15 +24,12 @@ from tests.integration.cluster_help import (
     leader_of,
     random_model,
     running_cluster,
+    solo_tokens,
     state_of,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# Hundreds of forwards: long enough to lose its scheduler in the middle.
-LONG = GenerationInput(
-    text="The river runs", token_ids=None, max_tokens=192, strategy=ConfidenceQuota(1), temperature=0.5, ignore_eos=True
-)
 NAMES = ("scheduler-0", "scheduler-1")
 
 
@@ -50,8 +45,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 @pytest.fixture(scope="module")
 def expected(cluster: Cluster) -> tuple[int, ...]:
-    """The tokens of the engine in process."""
-    return LocalCheck.load(cluster.config.model_dir, [LONG], device="cpu", dtype="auto").run(LONG).token_ids
+    return solo_tokens(cluster, LONG)
 
 
 async def under_load(cluster: Cluster, expected: tuple[int, ...], trouble: str) -> float:
