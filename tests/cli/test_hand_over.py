@@ -17,20 +17,10 @@ from common.cli.up import check_port_free
 from common.errors import ConfigError
 from common.rpc.healthcheck import is_serving
 from sangam.v1 import inference_pb2, inference_pb2_grpc
-from tests.gateway.scripted_scheduler import (
-    ScriptedScheduler,
-    finished,
-    play,
-    play_then_hang,
-    queued,
-    revealed_tokens,
-    step,
-)
+from tests.gateway.scripted_scheduler import FIRST, REST, ScriptedScheduler, play, play_then_hang
 from tests.integration.cluster_help import own_connection, random_model
 from tests.scheduler_service.scripted import until
 
-FIRST = (queued(), step(0, 0, revealed_tokens(b"abcd")))
-REST = (step(1, 0, revealed_tokens(b"efgh", 4)), finished())
 REQUEST = inference_pb2.GenerateRequest(
     text="Hello", request_id="r", max_tokens=8, block_length_tokens=4, detach_grace_ms=60_000
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 
+from common.errors import Reason, WireError
 from common.rpc.deadline import remaining_s
 from common.rpc.server import RpcServer
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
@@ -147,3 +148,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 def revealed_tokens(tokens: Sequence[int], start: int = 0) -> dict[int, int]:
     """`tokens` at consecutive positions from `start`, for `step`."""
     return dict(enumerate(tokens, start))
+
+
+FIRST = (queued(), step(0, 0, revealed_tokens(b"abcd")))
+REST = (step(1, 0, revealed_tokens(b"efgh", 4)), finished())
+"""Behind `FIRST`: together "abcdefgh" in two blocks of four tokens."""
+
+LOST = WireError(Reason.PEER_LOST, "gone")
+"""How a Schedule call ends whose scheduler has gone away."""

@@ -13,10 +13,8 @@ from sangam.v1 import inference_pb2, types_pb2
 from services.gateway.live_request import MAX_WATCHERS
 from tests.gateway.gated import Gate
 from tests.gateway.running_gateway import generate_request, read_on, take
-from tests.gateway.scripted_scheduler import finished, play, play_then_raise, queued, revealed_tokens, step
+from tests.gateway.scripted_scheduler import FIRST, REST, finished, play, play_then_raise, queued, revealed_tokens, step
 
-FIRST = (queued(), step(0, 0, revealed_tokens(b"abcd")))
-REST = (step(1, 0, revealed_tokens(b"efgh", 4)), finished())
 WHOLE = play(*FIRST, *REST)
 
 

@@ -13,6 +13,7 @@ from sangam.v1 import types_pb2
 from tests.gateway.gated import Gate
 from tests.gateway.running_gateway import EOS, MASK, generate_request, read_on, take
 from tests.gateway.scripted_scheduler import (
+    LOST,
     block_committed,
     finished,
     play,
@@ -21,7 +22,6 @@ from tests.gateway.scripted_scheduler import (
     revealed_tokens,
     step,
 )
-from tests.gateway.test_resume import LOST
 from tests.metrics.measured import Growth
 
 SECOND = (queued(), step(1, 0, revealed_tokens(b"efgh", 4)), block_committed(1, decode_forwards=2), finished())

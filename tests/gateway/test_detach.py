@@ -10,10 +10,8 @@ from common.rpc.channel import open_channel
 from sangam.v1 import inference_pb2, inference_pb2_grpc
 from tests.gateway.gated import Gate
 from tests.gateway.running_gateway import generate_request, take
-from tests.gateway.scripted_scheduler import finished, play, queued, revealed_tokens, step
+from tests.gateway.scripted_scheduler import FIRST, REST, play
 
-FIRST = (queued(), step(0, 0, revealed_tokens(b"abcd")))
-REST = (step(1, 0, revealed_tokens(b"efgh", 4)), finished())
 LONG_MS = 60_000
 
 

@@ -16,6 +16,7 @@ from services.gateway.progress import RequestProgress
 from services.gateway.resume import Deadline, ResumePolicy, ResumingSchedule, ScheduleBroken
 from tests.gateway.running_gateway import EOS, generate_request, running_gateway, take
 from tests.gateway.scripted_scheduler import (
+    LOST,
     ScriptedScheduler,
     block_committed,
     finished,
@@ -27,7 +28,6 @@ from tests.gateway.scripted_scheduler import (
     step,
 )
 
-LOST = WireError(Reason.PEER_LOST, "gone")
 FIRST = (
     queued(),
     step(0, 0, revealed_tokens(b"abcd")),
