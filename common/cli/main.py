@@ -44,7 +44,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the complaint on stderr and leave with `EXIT_USER_ERROR`."""
-        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
+        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -16,3 +17,8 @@ def check_plotting(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--plot: cannot make {directory}: {error.strerror}; allowed: a directory") from None
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--plot: cannot write to {directory}: {error.strerror}; allowed: a directory") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         metrics = summarise(result)
         points.append((point, metrics))
         if args.plot is not None:
-            plot_run(result, args.plot, "-".join(f"{name}-{value}" for name, value in point.items()) or "run")
+            plot_run(result, args.plot, _file_name(point))
     if args.plot is not None:
         plot_sweep(points, args.plot)
     _print(points, settings, as_json=args.json)
@@ -59,13 +60,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _points(sweeps: Sequence[str]) -> list[dict[str, str]]:
     """Every combination of the swept options' values."""
-    axes = []
+    axes: list[list[tuple[str, str]]] = []
     for sweep in sweeps:
         name, _, values = sweep.partition("=")
         if name not in OPTIONS or not values or not all(values.split(",")):
             raise ConfigError(f"--sweep: {sweep!r} is not allowed; allowed: OPTION=A,B,... of {', '.join(OPTIONS)}")
+        if any(name == swept for axis in axes for swept, _ in axis):
+            raise ConfigError(f"--sweep: {name} is swept twice; allowed: each option once, with all its values")
         axes.append([(name, value) for value in values.split(",")])
     return [dict(pairs) for pairs in itertools.product(*axes)]
+
+
+def _file_name(point: Mapping[str, str]) -> str:
+    """What the plots of a point are called; a value may be a path."""
+    name = "-".join(f"{name}-{value}" for name, value in point.items()) or "run"
+    return re.sub(r"[^\w.,:=+-]+", "_", name)
 
 
 def _simulate(planned: Run, point: Mapping[str, str]) -> SimResult:

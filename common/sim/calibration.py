@@ -18,6 +18,10 @@ from common.sim.cost_model import LinearCost
 
 Matrix = list[list[float]]
 
+_FORM = 'a JSON file with a list of steps, or an object with "steps"'
+_MAX_TOKENS = 1_000_000_000
+_MAX_S = 1_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
@@ -41,12 +45,12 @@ def read_steps(path: Path, *, option: str) -> list[MeasuredStep]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{option}: cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{option}: {path} is not JSON: {error}") from None
+        raise ConfigError(f"{option}: cannot read {path}: {error.strerror}; allowed: {_FORM}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{option}: {path} is not JSON: {error}; allowed: {_FORM}") from None
     entries = content.get("steps") if isinstance(content, dict) else content
     if not isinstance(entries, list):
-        raise ConfigError(f'{option}: {path} must hold a list of steps, or an object with "steps"')
+        raise ConfigError(f"{option}: {path} holds no list of steps; allowed: {_FORM}")
     return [_step(entry, f"{option}: {path}, step {index}") for index, entry in enumerate(entries)]
 
 
@@ -82,10 +86,11 @@ def _step(entry: Any, where: str) -> MeasuredStep:
             decode_tokens=int(entry["decode_tokens"]),
             seconds=float(entry["seconds"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(f"{where}: needs numbers prefill_tokens, decode_tokens, seconds") from None
-    if min(step.prefill_tokens, step.decode_tokens) < 0 or not 0 < step.seconds < math.inf:
-        raise ConfigError(f"{where}: tokens must be 0 or more, seconds above 0")
+    tokens = (step.prefill_tokens, step.decode_tokens)
+    if not 0 <= min(tokens) <= max(tokens) <= _MAX_TOKENS or not 0 < step.seconds <= _MAX_S:
+        raise ConfigError(f"{where}: tokens must be 0 to {_MAX_TOKENS}, seconds above 0 and at most {_MAX_S}")
     return step
 
 

@@ -23,6 +23,14 @@ CHOICES: Mapping[str, Mapping[str, object]] = {
 ADAPTIVE = {"token_budget_tokens": "token_budget_adapts", "overload_threshold_tokens": "overload_threshold_adapts"}
 """Fields whose option takes `auto`, and the field that says so."""
 
+_RANGES: Mapping[str, Mapping[str, float]] = {
+    "topology-alpha": {"least": 0.0, "most": 1.0},
+    "min-kept-share": {"least": 0.0, "most": 1.0},
+    "kv-lease": {"above": 0.0},
+    "max-queue-wait": {"above": 0.0},
+}
+"""Numbers with other limits than 0 or more; the services' own (`common.config`), which a test compares."""
+
 _NAMES = {"overflow_enabled": "overflow"}
 _ELSEWHERE = {"mode", "role", "pages_total", "eos_token_id", *ADAPTIVE.values()}
 _UNITS = ("_tokens", "_s")
@@ -75,7 +83,7 @@ def _value(field: str, default: object, settings: Settings) -> object:
         case int():
             return settings.whole(option, default, least=0 if default == 0 else 1)
         case float():
-            return settings.number(option, default, least=0.0)
+            return settings.number(option, default, **_RANGES.get(option, {"least": 0.0}))
     raise ConfigError(f"--{option}: cannot be set here")
 
 

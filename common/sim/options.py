@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,10 @@ from common.workload.traces import TraceRow, read_trace
 from common.workload.workload import NAMED_LENGTHS, LengthModel, LengthRule, RequestShape, draw_requests
 
 DEFAULT_QPS = 6.5
+MAX_REQUESTS = 10_000_000
+MAX_WORKERS = 100_000
+"""In all cells together."""
+MAX_KV_PAGES = 1_000_000
 
 OPTIONS: Mapping[str, str] = {
     "preset": f"model and machine: {'|'.join(PRESETS)}",
@@ -70,16 +75,19 @@ def build_run(settings: Settings) -> Run:
     config = SimConfig(
         scheduler=apply_options(SchedulerConfig(mode=settings.member("mode", ServingMode.HYBRID)), settings),
         worker=apply_options(
-            default_worker_config(role=Role.DECODE, pages_total=settings.whole("kv-pages", preset.pool_pages, least=1)),
+            default_worker_config(
+                role=Role.DECODE,
+                pages_total=settings.whole("kv-pages", preset.pool_pages, least=1, most=MAX_KV_PAGES),
+            ),
             settings,
         ),
-        prefill_workers=settings.whole("prefill-workers", 5),
-        decode_workers=settings.whole("decode-workers", 3),
+        prefill_workers=settings.whole("prefill-workers", 5, most=MAX_WORKERS),
+        decode_workers=settings.whole("decode-workers", 3, most=MAX_WORKERS),
         cost=cost,
         tokens_per_step=settings.number("tokens-per-step", preset.tokens_per_step, least=1.0),
         kv_link=preset.kv_link,
         max_canvas_tokens=preset.max_canvas_tokens,
-        cells=settings.whole("cells", 1, least=1),
+        cells=settings.whole("cells", 1, least=1, most=MAX_WORKERS),
         block_length_tokens=settings.whole("block-length", DEFAULT_BLOCK_LENGTH_TOKENS, least=1),
         network=NetworkSettings(delay_s=settings.number("network-delay", NetworkSettings().delay_s, least=0.0)),
         faults=parse_faults(settings.text("faults"), option="--faults") if "faults" in settings else FaultSettings(),
@@ -107,7 +115,8 @@ def _cost(preset: Preset, settings: Settings) -> tuple[StepCost, str]:
 
 
 def _requests(settings: Settings, config: SimConfig) -> tuple[list[RequestShape], str]:
-    wanted, qps = settings.whole("requests", 2000, least=1), settings.number("qps", DEFAULT_QPS, above=0.0)
+    wanted = settings.whole("requests", 2000, least=1, most=MAX_REQUESTS)
+    qps = settings.number("qps", DEFAULT_QPS, above=0.0)
     name = settings.text("workload", next(iter(NAMED_LENGTHS)))
     form = settings.text("arrivals", "poisson")
     if name in NAMED_LENGTHS:
@@ -133,7 +142,7 @@ def _requests(settings: Settings, config: SimConfig) -> tuple[list[RequestShape]
 
 def _trace(name: str) -> list[TraceRow]:
     path = Path(name)
-    if path.suffix != ".csv" and not path.exists():
+    if not name or (path.suffix != ".csv" and not os.path.exists(name)):  # Path.exists raises for a name too long
         raise ConfigError(f"--workload: {name!r} is not known; allowed: {', '.join(NAMED_LENGTHS)}, or a CSV file")
     return read_trace(path, option="--workload")
 
@@ -160,6 +169,9 @@ def _check_workers(config: SimConfig) -> None:
     mode = config.scheduler.mode
     if not config.roles:
         raise ConfigError("--prefill-workers: a cluster needs workers; allowed: at least 1 worker in all")
+    workers = config.cells * len(config.roles)
+    if workers > MAX_WORKERS:
+        raise ConfigError(f"--cells: {workers} workers are too many; allowed: at most {MAX_WORKERS} in all cells")
     if mode is ServingMode.COLOCATED:
         return
     if Role.DECODE not in config.roles:
@@ -172,11 +184,15 @@ def _check_canvases(requests: list[RequestShape], config: SimConfig) -> None:
     """Refuse a workload with a canvas that fits no worker."""
     block = config.block_length_tokens
     limit = config.canvas_limit_tokens
+    fixed = config.scheduler.max_gen_len_tokens
     for index, request in enumerate(requests):
-        canvas = request.prompt_tokens + -(-request.output_tokens // block) * block
+        if 0 < fixed < request.output_tokens:
+            story = f"request {index} has an output of {request.output_tokens} tokens"
+            raise ConfigError(f"--max-gen-len: {story}; allowed: 0, or at least the longest output")
+        canvas = request.prompt_tokens + -(-(fixed or request.output_tokens) // block) * block
         if canvas > limit:
             pool = config.worker.pages_total * config.worker.page_size_tokens
-            option = "--kv-pages" if pool < config.max_canvas_tokens else "--workload"
+            option = "--kv-pages" if pool < config.max_canvas_tokens else "--max-gen-len" if fixed else "--workload"
             needed = -(-canvas // config.worker.page_size_tokens)
             fix = f"at least {needed} pages" if option == "--kv-pages" else f"canvases of at most {limit} tokens"
             story = f"request {index} has a canvas of {canvas} tokens, which fits no worker"

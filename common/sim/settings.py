@@ -10,6 +10,7 @@ from typing import TypeVar
 from common.errors import ConfigError
 
 E = TypeVar("E", bound=enum.Enum)
+_MAX_SHOWN_CHARACTERS = 80
 AUTO = "auto"
 
 
@@ -35,8 +36,8 @@ class Settings:
         """A copy with other values for some options."""
         return Settings({**self._values, **values})
 
-    def whole(self, name: str, default: int, *, least: int = 0) -> int:
-        """A whole number of at least `least`."""
+    def whole(self, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+        """A whole number of at least `least` and, unless that is None, at most `most`."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -44,12 +45,15 @@ class Settings:
             number = int(value)
         except ValueError:
             number = least - 1
-        if number < least:
-            raise ConfigError(f"--{name}: {value!r} is not allowed; allowed: a whole number of at least {least}")
+        if number < least or (most is not None and number > most):
+            bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ConfigError(f"--{name}: {_shown(value)} is not allowed; allowed: a whole number {bound}")
         return number
 
-    def number(self, name: str, default: float, *, above: float = -math.inf, least: float = -math.inf) -> float:
-        """A finite number, above `above` and at least `least`."""
+    def number(
+        self, name: str, default: float, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+    ) -> float:
+        """A finite number, above `above`, at least `least` and at most `most`."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -57,9 +61,10 @@ class Settings:
             number = float(value)
         except ValueError:
             number = math.nan
-        if not (math.isfinite(number) and number > above and number >= least):
-            bound = f"above {above:g}" if above > least else f"of at least {least:g}"
-            raise ConfigError(f"--{name}: {value!r} is not allowed; allowed: a number {bound}")
+        if not (math.isfinite(number) and number > above and least <= number <= most):
+            bound = f"above {above:g}" if above >= least else f"of at least {least:g}"
+            bound += f" and at most {most:g}" if most < math.inf else ""
+            raise ConfigError(f"--{name}: {_shown(value)} is not allowed; allowed: a number {bound}")
         return number
 
     def choice(self, name: str, default: str, allowed: Iterable[str]) -> str:
@@ -67,7 +72,7 @@ class Settings:
         names = list(allowed)
         value = self._values.get(name, default)
         if value not in names:
-            raise ConfigError(f"--{name}: {value!r} is not known; allowed: {', '.join(names)}")
+            raise ConfigError(f"--{name}: {_shown(value)} is not known; allowed: {', '.join(names)}")
         return value
 
     def member(self, name: str, default: E) -> E:
@@ -82,3 +87,8 @@ class Settings:
     def is_auto(self, name: str) -> bool:
         """Whether the value is the word auto."""
         return self._values.get(name) == AUTO
+
+
+def _shown(value: str) -> str:
+    """The value as a message quotes it: a long one is cut, so that the allowed values can be read."""
+    return repr(value if len(value) <= _MAX_SHOWN_CHARACTERS else value[:_MAX_SHOWN_CHARACTERS] + "...")

@@ -29,6 +29,9 @@ OUTPUT_COLUMNS = (
 )
 
 
+FORM = "a CSV file in UTF-8"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
     """One recorded request; `arrival_s` is None when the trace has no times."""
@@ -43,9 +46,9 @@ def read_trace(path: Path, *, option: str) -> list[TraceRow]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             return _read(csv.reader(lines), path, option)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         cause = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{option}: cannot read {path}: {cause}") from None
+        raise ConfigError(f"{option}: cannot read {path}: {cause}; allowed: {FORM}") from None
 
 
 def _read(lines: Iterator[list[str]], path: Path, option: str) -> list[TraceRow]:
@@ -71,7 +74,7 @@ def _read(lines: Iterator[list[str]], path: Path, option: str) -> list[TraceRow]
                 f"{where}: needs a time, and whole numbers of tokens of at least 1, in its columns"
             ) from None
     if not rows:
-        raise ConfigError(f"{option}: {path} holds no requests")
+        raise ConfigError(f"{option}: {path} holds no requests; allowed: {FORM} with at least one row")
     return sorted(rows, key=lambda row: row.arrival_s or 0.0)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import operator
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from common.cli.main import main
+from common.config import SchedulerServiceConfig, WorkerConfig
+from common.sim.core_options import core_options, option_name
 
 QUICK = ["--requests", "12", "--prompt-tokens", "fixed:200", "--output-tokens", "uniform:20:90"]
 
@@ -61,6 +65,14 @@ def test_plots_are_written(tmp_path: Path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "plots").iterdir())
 
 
+def test_a_swept_path_is_no_folder_of_plots(tmp_path: Path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("prompt_len,gen_len\n100,40\n", encoding="utf-8")
+    plots = tmp_path / "plots"
+    assert main(["simulate", "--requests", "1", "--sweep", f"workload=arxiv,{trace}", "--plot", str(plots)]) == 0
+    assert len(list(plots.iterdir())) == 5
+
+
 def test_a_trace_shorter_than_asked_ends_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trace = tmp_path / "t.csv"
     trace.write_text("arrival_time,prompt_tokens,output_tokens\n0,100,40\n0.5,50,20\n", encoding="utf-8")
@@ -106,7 +118,7 @@ def test_calibrated_prices_are_used(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--prefill-policy", "best"], r"--prefill-policy: 'best' is not known; allowed: least_outstanding_tokens"),
         (["--qps", "-1"], r"--qps: '-1' is not allowed; allowed: a number above 0"),
         (["--qps", "nan"], r"--qps: 'nan' is not allowed; allowed: a number above 0"),
-        (["--requests", "0"], r"--requests: '0' is not allowed; allowed: a whole number of at least 1"),
+        (["--requests", "0"], r"--requests: '0' is not allowed; allowed: a whole number from 1 to 10000000"),
         (["--seed", "x"], r"--seed: 'x' is not allowed; allowed: a whole number of at least 0"),
         (["--token-budget", "0"], r"--token-budget: '0' is not allowed; allowed: a whole number of at least 1"),
         (["--tokens-per-step", "0.5"], r"--tokens-per-step: '0.5' is not allowed; allowed: a number of at least 1"),
@@ -115,13 +127,30 @@ def test_calibrated_prices_are_used(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--faults", "fire=1"], r"--faults: 'fire=1' is not a fault; allowed: crash=N, hang=N"),
         (["--kv-pages", "4"], r"--kv-pages: request 0 has a canvas of \d+ tokens.*allowed: at least \d+ pages"),
         (["--prompt-tokens", "fixed:5000"], r"--workload: request 0 has a canvas .*allowed: canvases of at most 4128"),
+        (["--max-gen-len", "4096"], r"--max-gen-len: request 0 has a canvas .*allowed: canvases of at most 4128"),
+        (["--max-gen-len", "8"], r"--max-gen-len: request \d has an output of \d+ tokens; allowed: 0, or at least"),
+        (["--requests", "1e6"], r"--requests: '1e6' is not allowed; allowed: a whole number from 1 to 10000000"),
+        (["--requests", "9" * 30], r"--requests: '9{30}' is not allowed; allowed: a whole number from 1 to 10000000"),
+        (["--seed", "9" * 5000], r"--seed: '9{80}\.\.\.' is not allowed; allowed: a whole number of at least 0"),
+        (["--kv-pages", "9" * 30], r"--kv-pages: .* is not allowed; allowed: a whole number from 1 to 1000000"),
+        (["--decode-workers", "9" * 30], r"--decode-workers: .* allowed: a whole number from 0 to 100000"),
+        (["--cells", "99999"], r"--cells: 799992 workers are too many; allowed: at most 100000 in all cells"),
+        (["--topology-alpha", "1.5"], r"--topology-alpha: .*allowed: a number of at least 0 and at most 1"),
+        (["--kv-lease", "0"], r"--kv-lease: '0' is not allowed; allowed: a number above 0"),
+        (["--workload", ""], r"--workload: '' is not known; allowed: sharegpt, arxiv, or a CSV file"),
+        (["--workload", "/"], r"--workload: cannot read /: Is a directory; allowed: a CSV file in UTF-8"),
+        (["--workload", "gone.csv"], r"--workload: cannot read gone.csv: No such file.*; allowed: a CSV file in UTF-8"),
+        (["--workload", "n" * 5000], r"--workload: 'n+' is not known; allowed: sharegpt"),
+        (["--calibrate", "gone.json"], r"--calibrate: cannot read gone.json: No such file.*; allowed: a JSON file"),
         (["--prefill-workers", "0", "--decode-workers", "0"], r"--prefill-workers: .*allowed: at least 1"),
         (["--decode-workers", "0", "--mode", "hybrid"], r"--decode-workers: .*allowed: a whole number of at least 1"),
         (["--prefill-workers", "0", "--mode", "disaggregated"], r"--prefill-workers: .*allowed: at least 1"),
         (["--sweep", "speed=1,2"], r"--sweep: 'speed=1,2' is not allowed; allowed: OPTION=A,B,... of preset"),
         (["--sweep", "qps=1,,2"], r"--sweep: 'qps=1,,2' is not allowed"),
         (["--sweep", "qps=1,-2"], r"--qps: '-2' is not allowed"),
+        (["--sweep", "qps=1,2", "--sweep", "qps=3"], r"--sweep: qps is swept twice; allowed: each option once"),
         (["--plot", "/proc/plots"], r"--plot: cannot make /proc/plots"),
+        (["--plot", "/proc"], r"--plot: cannot write to /proc: .*; allowed: a directory"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_option(
@@ -133,6 +162,87 @@ def test_a_mistake_is_one_line_that_names_the_option(
     (line,) = captured.err.splitlines()
     assert line.startswith("sangam simulate: error: ")
     assert re.search(message, line), line
+
+
+def test_an_unknown_option_is_one_line(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        simulate("--nonsense\n5")
+    assert capsys.readouterr().err == "sangam simulate: error: unrecognized arguments: --nonsense 5\n"
+
+
+CSV_HEADER = b"arrival_time,prompt_tokens,output_tokens\n"
+STEP = '[{"prefill_tokens": %s, "decode_tokens": 0, "seconds": %s}]'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"has no column for the prompt length; allowed: prompt_len, .*\(found: none\)"),
+        (b"arrival_time,prompt_tokens\n0,5\n", r"no column for the output length; allowed: gen_len, .*found: arrival"),
+        (CSV_HEADER, r"holds no requests; allowed: a CSV file in UTF-8 with at least one row"),
+        (
+            (CSV_HEADER + b"0,5,40\n").decode().encode("utf-16"),
+            r"cannot read .*can't decode.*; allowed: a CSV file in UTF-8",
+        ),
+        (CSV_HEADER + b"0,1\x00,2\n", r"row 2: needs a time, and whole numbers of tokens of at least 1"),
+        (CSV_HEADER + b"0,5,40\nnan,5,40\n", r"row 3: needs a time, and whole numbers"),
+        (CSV_HEADER + b"0,5,-40\n", r"row 2: needs a time, and whole numbers"),
+        (CSV_HEADER + b"0,5\n", r"row 2: needs a time, and whole numbers"),
+        (
+            CSV_HEADER + b"0,5," + b"9" * 25 + b"\n",
+            r"has a canvas of \d+ tokens, which fits no worker; allowed: canvases",
+        ),
+        (CSV_HEADER + b'0,5,"' + b"x" * 200_000, r"cannot read .*field larger than field limit"),
+    ],
+)
+def test_a_bad_trace_is_one_line(content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    assert main(["simulate", "--workload", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"error: --workload: .*{message}", line), line
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"is not JSON: .*; allowed: a JSON file with a list of steps"),
+        ("[" * 100_000, r"is not JSON: .*; allowed: a JSON file with a list of steps"),
+        ("{}", r"holds no list of steps; allowed: a JSON file with a list of steps"),
+        ("[]", r"these step times fit no model; steps of different sizes"),
+        ("[1]", r"step 0: needs numbers prefill_tokens, decode_tokens, seconds"),
+        (STEP % ("Infinity", 1), r"step 0: needs numbers"),
+        (STEP % ("9" * 400, 1), r"step 0: tokens must be 0 to 1000000000, seconds above 0 and at most 1000000"),
+        (STEP % (-1, 1), r"step 0: tokens must be 0 to"),
+        (STEP % (1, "NaN"), r"step 0: tokens must be 0 to"),
+        (STEP % (1, 1e308), r"step 0: tokens must be 0 to"),
+    ],
+)
+def test_a_bad_calibration_is_one_line(content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "steps.json"
+    path.write_text(content, encoding="utf-8")
+    assert simulate("--calibrate", str(path)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"error: --calibrate: .*{message}", line), line
+
+
+@pytest.mark.parametrize("word", ["-1", "0", "1", "2"])
+def test_limits_are_those_of_the_services(word: str, capsys: pytest.CaptureFixture[str]):
+    for config in (SchedulerServiceConfig, WorkerConfig):
+        for setting in fields(config):
+            flag = f"--{option_name(setting.name)}"
+            if flag[2:] not in core_options() or setting.type not in ("int", "float", "TokensOrAuto"):
+                continue
+            metadata = setting.metadata
+            limits = (metadata["minimum"], metadata["above"], metadata["maximum"])
+            allowed = all(
+                limit is None or holds(float(word), limit)
+                for holds, limit in zip((operator.ge, operator.gt, operator.le), limits, strict=True)
+            )
+            # What a service allows may still be too small for these requests: then it is not the option's limits.
+            code = simulate(f"{flag}={word}", "--requests", "1")
+            refused = code == 2 and "is not allowed" in capsys.readouterr().err
+            assert refused == (not allowed), flag
 
 
 def test_a_missing_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
