@@ -13,6 +13,7 @@ from common.errors import ConfigError
 from common.rpc.channel import open_channel
 from common.rpc.server import RpcServer
 from common.rpc.shared_port import check_shareable, take_new_connections
+from tests.integration.cluster_help import own_connection
 
 CONNECTIONS = 40
 
@@ -34,7 +35,7 @@ async def knows(stub: health_pb2_grpc.HealthStub, name: str) -> bool:
 
 async def answers_as(address: str, name: str) -> bool:
     """Whether the server that a new connection reaches is the one of that name."""
-    async with open_channel(address) as channel:
+    async with own_connection(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=10)
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
