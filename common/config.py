@@ -268,6 +268,13 @@ class WorkerConfig(CoreServiceConfig):
             minimum=1,
         ),
     )
+    target_decode_gap_s: float = field(
+        default=defaults.DEFAULT_TARGET_DECODE_GAP_S,
+        metadata=about(
+            "token budget auto: mean time between two steps of a decode to keep to, in seconds (0: no target)",
+            minimum=0,
+        ),
+    )
     max_prefill_tokens_per_batch: int = field(
         default=defaults.DEFAULT_MAX_PREFILL_TOKENS_PER_BATCH,
         metadata=about("most canvas tokens a prefill worker packs into one forward", minimum=1),

@@ -54,6 +54,11 @@ class BudgetTuner:
     prefills that many tokens or, if it is more, what the head of the queue needs: the worker does not hold back what it
     asked for. The guarantees of `DeficitTokenBudget` hold with each iteration's own tau.
 
+    A target for the decode gap G, if there is one, bounds K from above: with n decodes and a gap of g now, n G / g.
+    It is where the gap is G (a block on its way may exceed it), or 1 where even that is too many. Since g = A + B n,
+    with B what each block adds, n' = n G / (A + B n) grows with n, and at n' = n by A / G < 1 per n: it gets there
+    from anywhere without overshooting.
+
     Stability: M, c, A and a prefill's own cost p do not depend on K; D = A + b K does, and P = D + p. One block more
     makes D longer by b, and the answer larger by (b K / D) * (S p / (D + S p)): two factors below 1, so it settles.
     """
@@ -65,7 +70,9 @@ class BudgetTuner:
         self.wanted_prefill_tokens = 0
         self._budget_tokens = config.token_budget_tokens
         self._most_blocks = config.max_batch_size
+        self._target_gap_s = config.target_decode_gap_s
         self._gap_s = RunningMean(SMOOTHING)
+        self._decodes = RunningMean(SMOOTHING)
         self._plain_s = RunningMean(SMOOTHING)
         self._mixed_s = RunningMean(SMOOTHING)
         self._per_token_s = RunningMean(SMOOTHING)
@@ -124,7 +131,13 @@ class BudgetTuner:
         at_once = max(1.0, self.wanted_prefill_tokens / self._canvas_tokens.value)
         plain_s = (1.0 - ADAPTIVE_PLAIN_SHARE) * self._plain_s.value
         blocks = at_once * self._forwards.value * plain_s / (ADAPTIVE_PLAIN_SHARE * self._mixed_s.value + plain_s)
-        self.wanted_blocks = math.ceil(min(max(blocks, 1.0), self._most_blocks)) + 1
+        self.wanted_blocks = math.ceil(min(max(self._within_gap(blocks), 1.0), self._most_blocks)) + 1
+
+    def _within_gap(self, blocks: float) -> float:
+        """So many blocks, or as many as the target of the decode gap leaves of them."""
+        if not self._target_gap_s or not self._gap_s.value:
+            return blocks
+        return min(blocks, self._decodes.value * self._target_gap_s / self._gap_s.value)
 
     def observe_block(self, forwards: int) -> None:
         """A block is complete after so many forwards, its prefill included."""
@@ -138,4 +151,5 @@ class BudgetTuner:
         """A decode of this iteration saw the time since the iteration before it, if that ran without a pause."""
         if iteration.decode_tokens and self._gap_from_s is not None:
             self._gap_s.add(now - self._gap_from_s)
+            self._decodes.add(len(iteration.decodes))
         self._gap_from_s = now

@@ -125,6 +125,9 @@ DEFAULT_STUCK_FORWARD_S = 60.0
 ADAPTIVE_PLAIN_SHARE = 0.23
 """Share of a worker's time that iterations without a prefill are to take, with an adaptive token budget."""
 
+DEFAULT_TARGET_DECODE_GAP_S = 0.0
+"""Mean time between two steps of a decode that an adaptive token budget keeps to, at the price of waiting (0: none)."""
+
 MIN_ADAPTIVE_THRESHOLD_TOKENS = 1024
 """Smallest adaptive overload threshold."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.core.defaults import DEFAULT_TARGET_DECODE_GAP_S
 from common.core.ids import Role
 
 
@@ -14,7 +15,7 @@ class WorkerCoreConfig:
     `token_budget_tokens` and `max_batch_size` (decodes per iteration) bind the decode role,
     `max_prefill_tokens_per_batch` and `kv_lease_s` the prefill role. `kv_page_wait_s`: how long a decode may wait for
     pages before it is sent elsewhere (NO_KV_PAGES). With `token_budget_adapts` the budget is only where it starts (see
-    `BudgetTuner`).
+    `BudgetTuner`), and `target_decode_gap_s` bounds what it aims at (0: no target).
     """
 
     role: Role
@@ -27,3 +28,4 @@ class WorkerCoreConfig:
     kv_page_wait_s: float
     eos_token_id: int | None
     token_budget_adapts: bool = False
+    target_decode_gap_s: float = DEFAULT_TARGET_DECODE_GAP_S

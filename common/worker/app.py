@@ -361,6 +361,7 @@ def _core_config(role: Role, config: WorkerConfig, engine: Engine) -> WorkerCore
         page_size_tokens=engine.layout.page_size_tokens,
         token_budget_tokens=tokens_or(config.token_budget, DEFAULT_TOKEN_BUDGET_TOKENS),
         token_budget_adapts=config.token_budget == AUTO,
+        target_decode_gap_s=config.target_decode_gap_s,
         max_prefill_tokens_per_batch=config.max_prefill_tokens_per_batch,
         max_batch_size=config.max_batch_size,
         kv_lease_s=config.kv_lease_s,

@@ -22,8 +22,22 @@ FIXED_S, DECODE_S, PER_TOKEN_S = 0.008, 0.002, 0.00005
 class Hardware:
     """Runs iterations of known cost; `wobble` spreads durations by that share, alternately up and down."""
 
-    def __init__(self, *, wobble: float = 0.0, forwards: int = 12, canvas: int = 1000, adapts: bool = True) -> None:
-        config = worker_config(Role.DECODE, token_budget_tokens=700, token_budget_adapts=adapts, max_batch_size=128)
+    def __init__(
+        self,
+        *,
+        wobble: float = 0.0,
+        forwards: int = 12,
+        canvas: int = 1000,
+        adapts: bool = True,
+        target_gap_s: float = 0.0,
+    ) -> None:
+        config = worker_config(
+            Role.DECODE,
+            token_budget_tokens=700,
+            token_budget_adapts=adapts,
+            max_batch_size=128,
+            target_decode_gap_s=target_gap_s,
+        )
         self.tuner = BudgetTuner(config)
         self.wobble, self.forwards, self.canvas = wobble, forwards, canvas
         self.now, self.turns = 0.0, 0
@@ -36,7 +50,7 @@ class Hardware:
         self.now += duration_s
         iteration = Iteration(
             number=self.turns,
-            decodes=(),
+            decodes=tuple(attempt(f"d{number}") for number in range(decodes)),
             prefills=tuple(attempt(f"p{number}") for number in range(prefills)),
             decode_tokens=BLOCK_TOKENS * decodes,
             prefill_tokens=prefill_tokens,
@@ -103,6 +117,30 @@ def test_the_budget_lets_the_head_in_beside_any_decodes() -> None:
     spare = one.tuner.wanted_prefill_tokens
     assert one.tuner.next_budget_tokens(decode_tokens=32, head_tokens=0) == 32 + spare
     assert one.tuner.next_budget_tokens(decode_tokens=32, head_tokens=5000, deficit_tokens=4000) == 32 + 1000
+
+
+@pytest.mark.parametrize("start", [1, 5, 12, 60])
+@pytest.mark.parametrize("target_gap_s", [0.02, 0.03])
+def test_a_target_of_the_decode_gap_is_met_within_a_block_from_anywhere(start: int, target_gap_s: float) -> None:
+    one = Hardware(target_gap_s=target_gap_s)
+    (wanted,) = set(one.settle(start, rounds=100)[-20:])
+    assert wanted < Hardware().settle(start)[-1]
+    each_s = DECODE_S + PER_TOKEN_S * one.canvas / one.forwards
+    assert target_gap_s - each_s < one.tuner.decode_gap_s < target_gap_s + each_s
+
+
+def test_it_comes_to_the_target_without_overshooting() -> None:
+    for start in (1, 12, 30, 60):
+        wanted = Hardware(target_gap_s=0.03).settle(start, rounds=100)
+        assert wanted == sorted(wanted), start
+
+
+def test_a_target_out_of_reach_leaves_one_block_and_the_one_on_its_way() -> None:
+    assert Hardware(target_gap_s=FIXED_S / 2).settle(12)[-1] == 2
+
+
+def test_a_target_that_is_met_anyway_changes_nothing() -> None:
+    assert Hardware(target_gap_s=1.0).settle(5) == Hardware().settle(5)
 
 
 def test_it_stays_where_it_starts_until_costs_are_known() -> None:
