@@ -79,7 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of requests and faults (default %(default)s)")
     parser.add_argument("--requests", type=int, default=300, help="in all (default %(default)s)")
-    parser.add_argument("--clients", type=int, default=8, help="that ask at once (default %(default)s)")
+    parser.add_argument("--clients", type=int, default=6, help="that ask at once (default %(default)s)")
     parser.add_argument("--kill-every-s", type=float, default=2.0, help="mean time between kills (default %(default)s)")
     parser.add_argument("--disconnects", type=int, default=100, help="clients that go away (default %(default)s)")
     return parser.parse_args()

@@ -64,6 +64,17 @@ def test_a_pause_holds_up_what_is_at_that_worker() -> None:
     assert found([here, elsewhere], [pause]) == {FaultKind.PAUSE: [1.25]}
 
 
+def test_a_pause_that_had_begun_holds_up_what_is_sent_there_for_as_long_as_it_was_there() -> None:
+    sent_there = request([(0.0, 0), (1.5, 8), (3.0, 24)], retried_blocks=frozenset({1}))
+    pause = Fault(kind=FaultKind.PAUSE, target="p", begun_s=1.25, ended_s=2.5)
+    over = Fault(kind=FaultKind.PAUSE, target="p", begun_s=0.25, ended_s=1.5)
+    assert found([sent_there], [fault(FaultKind.WORKER, 1.75), pause]) == {FaultKind.PAUSE: [0.25, 1.5]}
+    assert found([sent_there], [fault(FaultKind.WORKER, 1.75), over]) == {
+        FaultKind.PAUSE: [1.25],
+        FaultKind.WORKER: [1.25],
+    }
+
+
 def test_a_wait_with_several_faults_counts_for_the_gravest_from_its_beginning() -> None:
     waiting = request([(0.0, 0), (1.0, 8), (6.0, 24)], retried_blocks=frozenset({1}))
     faults = [
