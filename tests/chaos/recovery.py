@@ -13,11 +13,12 @@ _GRAVITY = {kind: place for place, kind in enumerate(FaultKind)}
 
 
 def recoveries(requests: Sequence[WatchedRequest], faults: Sequence[Fault]) -> dict[FaultKind, list[float]]:
-    """Seconds by kind, ascending: one for each wait for a token in which a touching fault fell, or that it held up.
+    """Seconds by kind, ascending: one for each wait for a token in which a touching fault fell.
 
     What befalls the scheduler, the gateway or Redis touches every running request, a pause or a cut those whose open
     block was at that worker, and all others those whose open block had to be tried again. A wait that several faults
-    explain counts for the gravest, from that one's beginning on, or from its own when that came later.
+    explain, among them pauses and cuts that had begun before, counts for the gravest, from that one's beginning on, or
+    from its own where that came later.
     """
     found: dict[FaultKind, list[float]] = {kind: [] for kind in FaultKind}
     for request in requests:
@@ -29,9 +30,20 @@ def recoveries(requests: Sequence[WatchedRequest], faults: Sequence[Fault]) -> d
 
 
 def _explanation(request: WatchedRequest, before: Moment, after: Moment, faults: Sequence[Fault]) -> Fault | None:
-    # A pause or cut that had begun before goes on: a block that is sent there meanwhile waits for its end.
-    inside = [fault for fault in faults if fault.begun_s < after.at_s and before.at_s < fault.ended_s]
-    touching = [fault for fault in inside if _touches(fault, request, before.tokens)]
+    touching = [
+        fault
+        for fault in faults
+        if before.at_s < fault.begun_s < after.at_s and _touches(fault, request, before.tokens)
+    ]
+    if touching:
+        # A pause or cut that had begun before goes on: a block that is sent there meanwhile waits for its end.
+        touching += [
+            fault
+            for fault in faults
+            if fault.kind in _HOLD_UP
+            and fault.begun_s <= before.at_s < fault.ended_s
+            and _touches(fault, request, before.tokens)
+        ]
     return min(touching, key=lambda fault: (_GRAVITY[fault.kind], fault.begun_s), default=None)
 
 
