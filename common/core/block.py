@@ -18,7 +18,10 @@ class BlockProgress:
     never change, so the output equals that of the full run cut at its first EOS.
     """
 
-    __slots__ = ("_block_end", "_cut", "_end", "_eos", "_frontier", "_start", "_stopped", "_tokens")
+    __slots__ = ("_block_end", "_cut", "_end", "_eos", "_frontier", "_start", "_stopped", "_tokens", "complete")
+
+    complete: bool
+    """Whether the block needs no further step."""
 
     def __init__(
         self,
@@ -39,25 +42,25 @@ class BlockProgress:
         self._tokens: dict[int, int] = {}
         self._frontier = block_start_position
         self._stopped = False
+        self.complete = False
 
     def reveal(self, positions: Sequence[int], tokens: Sequence[int]) -> None:
         """Record newly revealed tokens (parallel sequences, each position of this block and revealed only once)."""
+        start, end, known = self._start, self._block_end, self._tokens
         for position, token in zip(positions, tokens, strict=True):
-            assert self._start <= position < self._block_end, f"position {position} is not in block at {self._start}"
-            assert position not in self._tokens, f"position {position} was revealed before"
-            self._tokens[position] = token
+            assert start <= position < end, f"position {position} is not in block at {start}"
+            assert position not in known, f"position {position} was revealed before"
+            known[position] = token
         self._advance()
 
     def _advance(self) -> None:
         """Move the frontier (first masked position that matters) and stop at an EOS it passes."""
-        while not self._stopped and self._frontier < self._end and self._frontier in self._tokens:
-            self._stopped = self._eos is not None and self._tokens[self._frontier] == self._eos
-            self._frontier += 1
-
-    @property
-    def complete(self) -> bool:
-        """Whether the block needs no further step."""
-        return self._stopped or self._frontier == self._end
+        frontier, end, known = self._frontier, self._end, self._tokens
+        while not self._stopped and frontier < end and frontier in known:
+            self._stopped = known[frontier] == self._eos
+            frontier += 1
+        self._frontier = frontier
+        self.complete = self._stopped or frontier == end
 
     @property
     def finish(self) -> FinishReason | None:

@@ -78,7 +78,8 @@ class BlockFlow:
             return None
         request = self.book.get(call.request_id)
         account = self.fleet.get(call.target)
-        assert request is not None and call in (request.call, request.reader) and account is not None, call
+        assert request is not None and account is not None, call
+        assert call is request.call or call is request.reader, call
         return call, request, account
 
     def must_rest(self, request: Request, account: WorkerAccount) -> bool:

@@ -24,12 +24,13 @@ class BlockPlacer:
 
         Last come blocks whose prefill runs: choosing a decode worker now is a gain, but nobody's need.
         """
-        while self._place_decode_head():
-            pass
-        while self._place_prefill_head():
-            pass
-        while self._place_reader_head():
-            pass
+        if self._flow.book.somebody_waits:
+            while self._place_decode_head():
+                pass
+            while self._place_prefill_head():
+                pass
+            while self._place_reader_head():
+                pass
         self._flow.changed = False
 
     def _place_decode_head(self) -> bool:

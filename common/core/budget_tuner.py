@@ -111,8 +111,10 @@ class BudgetTuner:
         """An iteration has ended at `now` after `duration_s` in the forward."""
         self.last_duration_s = duration_s
         self._observe_gap(iteration, now)
+        if not self.adapts:
+            return
         self._observe_cost(iteration, duration_s)
-        if self.adapts and self._plain_s.known and self._forwards.known and self._per_token_s.value > 0.0:
+        if self._plain_s.known and self._forwards.known and self._per_token_s.value > 0.0:
             self._decide()
 
     def _observe_cost(self, iteration: Iteration, duration_s: float) -> None:

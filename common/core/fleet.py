@@ -70,7 +70,7 @@ class Fleet:
     def get(self, life: WorkerLife) -> WorkerAccount | None:
         """The account of that life, if it is live."""
         account = self._accounts.get(life.worker_id)
-        return account if account is not None and account.life == life else None
+        return account if account is not None and account.spec.life.incarnation == life.incarnation else None
 
     def current(self, worker_id: WorkerId) -> WorkerAccount | None:
         """The account of whatever life that worker id has now."""

@@ -91,6 +91,8 @@ class KvRetention:
 
     def expire(self, now: float) -> list[ForgetKv]:
         """Withdraw what is past its lease and not being sent."""
+        if not self._blocks:
+            return []
         return [effect for attempt in self.overdue(now) for effect in self.withdraw(attempt)]
 
     def overdue(self, now: float) -> list[BlockAttempt]:
@@ -99,10 +101,12 @@ class KvRetention:
 
     def next_expiry(self) -> float | None:
         """When `expire` has something to do."""
+        if not self._blocks:
+            return None
         return min((block.expires_at_s for _, block in self._leases()), default=None)
 
     def _in_phase(self, phase: _Phase) -> tuple[BlockAttempt, ...]:
-        return tuple(attempt for attempt, block in self._blocks.items() if block.phase is phase)
+        return tuple([attempt for attempt, block in self._blocks.items() if block.phase is phase])
 
     def _leases(self) -> list[tuple[BlockAttempt, _Lent]]:
         return [(a, block) for a, block in self._blocks.items() if block.phase is _Phase.OFFERED and not block.sends]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from common.core.ids import BlockAttempt
@@ -22,6 +23,7 @@ class PagePool:
         self._free_runs: list[Run] = [(0, pages_total)]
         self._free_pages = pages_total
         self._owned: dict[BlockAttempt, tuple[int, ...]] = {}
+        self._owned_runs: dict[BlockAttempt, list[Run]] = {}
 
     @property
     def free_pages(self) -> int:
@@ -43,24 +45,27 @@ class PagePool:
         assert owner not in self._owned, f"{owner} owns pages already"
         if pages > self._free_pages:
             return None
-        page_ids: list[int] = []
+        runs: list[Run] = []
+        missing = pages
         for start, end in self._choose_runs(pages):
-            taken = min(end - start, pages - len(page_ids))
-            page_ids.extend(range(start, start + taken))
+            taken = min(end - start, missing)
+            missing -= taken
+            runs.append((start, start + taken))
             self._free_runs.remove((start, end))
             if start + taken < end:
                 self._free_runs.append((start + taken, end))
         self._free_runs.sort()
         self._free_pages -= pages
-        self._owned[owner] = tuple(sorted(page_ids))
+        runs.sort()
+        self._owned_runs[owner] = runs
+        self._owned[owner] = tuple(itertools.chain.from_iterable(range(*run) for run in runs))
         return self._owned[owner]
 
     def release(self, owner: BlockAttempt) -> None:
         """Take back every page of `owner`, which must own some: a second release is a bug."""
         assert owner in self._owned, f"{owner} owns no pages"
-        page_ids = self._owned.pop(owner)
-        self._free_runs = _merge([*self._free_runs, *((page, page + 1) for page in page_ids)])
-        self._free_pages += len(page_ids)
+        self._free_pages += len(self._owned.pop(owner))
+        self._free_runs = _merge([*self._free_runs, *self._owned_runs.pop(owner)])
 
     def check_conservation(self) -> None:
         """Assert that owned and free pages are disjoint and make up the pool."""

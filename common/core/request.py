@@ -178,13 +178,10 @@ class Request:
     @property
     def decode_step_tokens(self) -> int:
         """Query tokens of one decode step of the current block, by cache mode."""
-        length = self.spec.block_length_tokens
-        by_mode = {
-            CacheMode.DUAL: length,
-            CacheMode.PREFIX: self.canvas_generated_tokens - self.block * length,
-            CacheMode.NONE: self.canvas_tokens,
-        }
-        return by_mode[self.spec.cache_mode]
+        mode, length = self.spec.cache_mode, self.spec.block_length_tokens
+        if mode is CacheMode.DUAL:
+            return length
+        return self.canvas_generated_tokens - self.block * length if mode is CacheMode.PREFIX else self.canvas_tokens
 
     @property
     def id(self) -> RequestId:
@@ -286,6 +283,12 @@ class Request:
 
     def reveal(self, delta: StepDelta) -> tuple[StepDelta | None, int]:
         """Take in what a forward revealed; returns what is new to the client, and how many tokens differ from it."""
+        new = dict(zip(delta.positions, delta.token_ids, strict=True))
+        if len(new) == len(delta.positions) and self.shown.keys().isdisjoint(new):
+            # Nothing was shown before, as almost always: the delta can go on as it is.
+            self.shown |= new
+            self.revealed |= new.keys()
+            return (delta if new else None), 0
         fresh: list[int] = []
         differing = 0
         for index, (position, token) in enumerate(zip(delta.positions, delta.token_ids, strict=True)):
@@ -307,9 +310,10 @@ class Request:
 
     def is_well_formed(self, delta: StepDelta) -> bool:
         """Whether a delta speaks of this block only, in parallel tuples."""
-        block = self.block_range
-        parallel = len(delta.positions) == len(delta.token_ids) == len(delta.confidences)
-        return parallel and all(position in block for position in delta.positions)
+        positions, length = delta.positions, self.spec.block_length_tokens
+        start = self.block * length
+        parallel = len(positions) == len(delta.token_ids) == len(delta.confidences)
+        return parallel and (not positions or (start <= min(positions) and max(positions) < start + length))
 
     def is_complete(self, completion: BlockCompletion) -> bool:
         """Whether the current attempt has revealed what a completion of that kind needs."""

@@ -75,6 +75,12 @@ class RequestBook:
         return len(self._idle_prefill_line) + len(self._idle_decode_line)
 
     @property
+    def somebody_waits(self) -> bool:
+        """Whether any line has a head; the parked have none."""
+        busy = self._prefill_line or self._decode_line or self._early_line
+        return bool(busy or self._idle_prefill_line or self._idle_decode_line)
+
+    @property
     def backlog_tokens(self) -> int:
         """Decode memory that those wait for, page-rounded."""
         return self._backlog_tokens
@@ -217,7 +223,5 @@ class RequestBook:
 
     def _idle_head(self, line: KeyedHeap[RequestId, QueueKey]) -> Request | None:
         """First in a line of idle blocks, while nobody else waits."""
-        if self._prefill_line or self._decode_line:
-            return None
         head = line.peek()
-        return None if head is None else self._requests[head[0]]
+        return None if head is None or self._prefill_line or self._decode_line else self._requests[head[0]]

@@ -88,8 +88,8 @@ class WorkerCore:
         self._advance()
         if self._expire_page_waits():
             self._advance()
-        if self._running is None and self._report() != self._reported:
-            self._send_report()
+        if self._running is None and (report := self._report()) != self._reported:
+            self._send_report(report)
         return self._effects
 
     def view(self) -> WorkerView:
@@ -128,6 +128,8 @@ class WorkerCore:
 
     def _apply(self, event: WorkerEvent) -> None:
         match event:
+            case IterationCompleted():
+                self._iteration_completed(event)
             case PrefillRequested():
                 assert self._config.role is Role.PREFILL
                 self._admit_call(event.work, None)
@@ -140,8 +142,6 @@ class WorkerCore:
                 self._fetched(event)
             case KvFetchFailed():
                 self._fetch_failed(event)
-            case IterationCompleted():
-                self._iteration_completed(event)
             case KvReleased():
                 self._effects += self._retention.withdraw(event.attempt)
             case KvSendStarted():
@@ -293,7 +293,7 @@ class WorkerCore:
 
     def _start_iteration(self) -> None:
         decodes = self._blocks.take_turns(self._config.max_batch_size)
-        decode_tokens = sum(block.work.decode_step_tokens() for block in decodes)
+        decode_tokens = sum([block.decode_step_tokens for block in decodes])
         waiting = tuple(self._blocks.queued.values())
         admission = self._admit(waiting, decode_tokens)
         prefills = waiting[: admission.admitted]
@@ -320,7 +320,7 @@ class WorkerCore:
             may_take = self._blocks.may_take_pages(block)
             return may_take and self._pool.allocate(block.attempt, block.pages) is not None
 
-        prefill_tokens = [block.work.canvas_tokens for block in waiting]
+        prefill_tokens = [block.canvas_tokens for block in waiting]
         if self._config.role is Role.PREFILL:
             cap_tokens = self._config.max_prefill_tokens_per_batch
             return admit_prefill_batch(max_batch_tokens=cap_tokens, prefill_tokens=prefill_tokens, reserve=reserve)
@@ -329,7 +329,7 @@ class WorkerCore:
 
     def _iteration_completed(self, event: IterationCompleted) -> None:
         assert self._running is not None and event.iteration == self._running.number, event.iteration
-        assert tuple(attempt for attempt, _ in event.deltas) == self._running.attempts, "outcome of another batch"
+        assert tuple([attempt for attempt, _ in event.deltas]) == self._running.attempts, "outcome of another batch"
         self._last, self._running = self._running, None
         self._tuner.observe(self._last, duration_s=event.duration_s, now=self._now)
         for attempt, delta in event.deltas:
@@ -341,7 +341,7 @@ class WorkerCore:
                 self._prefilled(block, delta)
             else:
                 self._stepped(block, delta)
-        self._send_report()
+        self._send_report(self._report())
 
     def _stepped(self, block: WorkerBlock, delta: StepDelta) -> None:
         block.reveal(delta)
@@ -358,8 +358,8 @@ class WorkerCore:
         if retained:
             self._close(block)
             self._blocks.remove(block.attempt)
-            canvas_tokens = block.work.canvas_tokens
-            self._effects.append(self._retention.retain(block.attempt, canvas_tokens=canvas_tokens, now=self._now))
+            offer = self._retention.retain(block.attempt, canvas_tokens=block.canvas_tokens, now=self._now)
+            self._effects.append(offer)
         else:
             self._drop(block)
         self._effects.append(
@@ -394,6 +394,6 @@ class WorkerCore:
             retained_blocks=len(self._retention.offered),
         )
 
-    def _send_report(self) -> None:
-        self._reported = self._report()
-        self._effects.append(Report(report=self._reported))
+    def _send_report(self, report: IterationReport) -> None:
+        self._reported = report
+        self._effects.append(Report(report=report))

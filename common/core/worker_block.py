@@ -39,10 +39,14 @@ LEGAL: dict[Stage, frozenset[Stage]] = {
 class WorkerBlock:
     """`arrival` orders blocks by the arrival of their calls; `source` is None for a Prefill call.
 
-    `pages_awaited_since_s`: since when this block has waited for memory alone; None when it has not.
+    `attempt`, `canvas_tokens` and `decode_step_tokens` are those of `work`, which never change: asked for in every
+    iteration. `pages_awaited_since_s`: since when this block has waited for memory alone; None when it has not.
     """
 
     work: BlockWork
+    attempt: BlockAttempt
+    canvas_tokens: int
+    decode_step_tokens: int
     source: KvSource | None
     arrival: int
     stage: Stage
@@ -78,6 +82,9 @@ class WorkerBlock:
         )
         return cls(
             work=work,
+            attempt=work.attempt,
+            canvas_tokens=work.canvas_tokens,
+            decode_step_tokens=work.decode_step_tokens(),
             source=source,
             arrival=arrival,
             stage=Stage.QUEUED if runs_prefill else Stage.WAITING_PAGES,
@@ -85,11 +92,6 @@ class WorkerBlock:
             pages=pages,
             pages_awaited_since_s=None if runs_prefill else now,
         )
-
-    @property
-    def attempt(self) -> BlockAttempt:
-        """The attempt this block is."""
-        return self.work.attempt
 
     @property
     def completion(self) -> BlockCompletion | None:

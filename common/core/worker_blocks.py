@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from common.core.ids import BlockAttempt
@@ -39,7 +40,7 @@ class WorkerBlocks:
     @property
     def queued_tokens(self) -> int:
         """Canvas tokens of the prefills that wait."""
-        return sum(block.work.canvas_tokens for block in self.queued.values())
+        return sum([block.canvas_tokens for block in self.queued.values()])
 
     def add(self, block: WorkerBlock) -> None:
         """Take in a new block, at the end of the queue of its stage."""
@@ -60,9 +61,11 @@ class WorkerBlocks:
 
     def next_page_waiter(self) -> WorkerBlock | None:
         """The decode that gets pages next; None when none waits, or an older prefill that memory stops goes first."""
-        waiter = next(iter(self.page_waiters.values()), None)
+        if not self.page_waiters:
+            return None
+        waiter = next(iter(self.page_waiters.values()))
         head = next(iter(self.queued.values()), None)
-        head_first = waiter and head and head.pages_awaited_since_s is not None and head.arrival < waiter.arrival
+        head_first = head and head.pages_awaited_since_s is not None and head.arrival < waiter.arrival
         return None if head_first else waiter
 
     def may_take_pages(self, prefill: WorkerBlock) -> bool:
@@ -72,14 +75,20 @@ class WorkerBlocks:
 
     def take_turns(self, max_batch_size: int) -> tuple[WorkerBlock, ...]:
         """The decodes of the next iteration; they go to the back, so that all take turns."""
-        batch = tuple(self.decodes.values())[:max_batch_size]
+        batch = tuple(self.decodes.values())
+        if len(batch) <= max_batch_size:
+            # All in their order, to the back: nothing moves.
+            return batch
+        batch = batch[:max_batch_size]
         for block in batch:
             self.decodes[block.attempt] = self.decodes.pop(block.attempt)
         return batch
 
     def page_waits(self, wait_s: float) -> list[tuple[float, WorkerBlock]]:
         """When each decode call's wait for pages ends. A Prefill call waits on: leases bound its wait."""
-        waiting = (*self.page_waiters.values(), *tuple(self.queued.values())[:1])
+        if not self.page_waiters and not self.queued:
+            return []
+        waiting = (*self.page_waiters.values(), *itertools.islice(self.queued.values(), 1))
         return [
             (block.pages_awaited_since_s + wait_s, block)
             for block in waiting

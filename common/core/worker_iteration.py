@@ -25,10 +25,10 @@ class Iteration:
         """The batch of these blocks."""
         return cls(
             number=number,
-            decodes=tuple(block.attempt for block in decodes),
-            prefills=tuple(block.attempt for block in prefills),
-            decode_tokens=sum(block.work.decode_step_tokens() for block in decodes),
-            prefill_tokens=sum(block.work.canvas_tokens for block in prefills),
+            decodes=tuple([block.attempt for block in decodes]),
+            prefills=tuple([block.attempt for block in prefills]),
+            decode_tokens=sum([block.decode_step_tokens for block in decodes]),
+            prefill_tokens=sum([block.canvas_tokens for block in prefills]),
         )
 
     @property
