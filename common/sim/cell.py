@@ -29,6 +29,8 @@ from common.sim.world import World
 OnEnd = Callable[[RequestId, Reason | None], None]
 """Told when a request has ended; the reason is None when it finished."""
 
+_CALL_ENDS = (PrefillCompleted, DecodeCompleted, CallFailed)
+
 
 class SimCell:
     """A scheduler and its workers. `on_end` speaks for the gateway."""
@@ -68,13 +70,13 @@ class SimCell:
 
     def apply(self, event: SchedulerEvent) -> None:
         """Let the core handle an event. Raises WireError for a refused submission."""
-        world = self._world
+        world, now = self._world, self._world.now
         world.recorder.core_events += 1
-        effects = self.core.handle(event, world.now)
-        world.digest.add(world.now, self.name, effects)
+        effects = self.core.handle(event, now)
+        world.digest.add(now, self.name, effects)
         for effect in effects:
             self._methods[type(effect)](effect)
-        if isinstance(event, PrefillCompleted | DecodeCompleted | CallFailed):
+        if isinstance(event, _CALL_ENDS):
             self._calls.pop(event.call_id, None)
         self._set_tick()
 

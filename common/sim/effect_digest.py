@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from common.core import effects as fx
@@ -21,12 +21,18 @@ class EffectDigest:
         self._hash = hashlib.blake2b(digest_size=16)
         self.effects = 0
 
-    def add(self, now: float, who: str, effects: Iterable[fx.SchedulerEffect | wx.WorkerEffect]) -> None:
+    def add(self, now: float, who: str, effects: Sequence[fx.SchedulerEffect | wx.WorkerEffect]) -> None:
         """Take in what one `handle` returned."""
+        if not effects:
+            return
+        # An effect is the repr of (now, who, kind, fact ...); how all of them begin is written once.
+        opening = f"({now!r}, {who!r}, "
+        texts: list[str] = []
         for effect in effects:
             kind = type(effect)
-            self._hash.update(repr((now, who, kind.__name__, *_FACTS[kind](effect))).encode())
+            texts += opening, repr((kind.__name__, *_FACTS[kind](effect)))[1:]
             self.effects += 1
+        self._hash.update("".join(texts).encode())
 
     def hexdigest(self) -> str:
         """The hash so far."""

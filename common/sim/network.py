@@ -43,8 +43,8 @@ class Network:
 
     def delay_s(self, worker_id: WorkerId | None) -> float:
         """One-way delay on the link of that worker (None: between gateway and scheduler)."""
-        factor = self.slow.get(worker_id, 1.0) if worker_id is not None else 1.0
-        return self._settings.delay_s * factor
+        delay_s = self._settings.delay_s
+        return delay_s * self.slow.get(worker_id, 1.0) if self.slow and worker_id is not None else delay_s
 
     def send(
         self, lane: Lane, worker_id: WorkerId | None, deliver: Callable[..., None], *args: Any, once: bool = False

@@ -6,6 +6,7 @@ import bisect
 import itertools
 
 from common.core.work import BlockWork, StepDelta
+from common.sim.cost_model import DecodeItem, PrefillItem
 from common.sim.draws import mix
 
 _TABLE_BITS = 12
@@ -34,12 +35,17 @@ class RevealModel:
 
 
 class SimBlock:
-    """One block being denoised: reveals from left to right, `RevealModel.count` tokens a step."""
+    """One block being denoised: reveals from left to right, `RevealModel.count` tokens a step.
 
-    __slots__ = ("_end", "_model", "_next", "_step", "work")
+    `decode_item` and `prefill_item` are what a step of either kind adds to a forward.
+    """
+
+    __slots__ = ("_block", "_end", "_model", "_next", "_seed", "_step", "decode_item", "prefill_item")
 
     def __init__(self, work: BlockWork, model: RevealModel, first: StepDelta | None) -> None:
-        self.work = work
+        self.decode_item = DecodeItem(work.decode_step_tokens(), work.canvas_tokens)
+        self.prefill_item = PrefillItem(work.canvas_tokens, work.block_length_tokens)
+        self._seed, self._block = work.sampling.seed, work.attempt.block
         self._model = model
         self._next = work.block_start_position + (0 if first is None else len(first.positions))
         self._end = work.block_start_position + work.block_length_tokens
@@ -47,13 +53,13 @@ class SimBlock:
 
     def advance(self) -> StepDelta:
         """Run the next step (0 is the prefill's own)."""
-        seed = self.work.sampling.seed
-        revealed = min(self._model.count(seed, self.work.attempt.block, self._step), self._end - self._next)
+        seed = self._seed
+        revealed = min(self._model.count(seed, self._block, self._step), self._end - self._next)
         positions = tuple(range(self._next, self._next + revealed))
         delta = StepDelta(
             step=self._step,
             positions=positions,
-            token_ids=tuple((seed + position * 7919) % 50_000 for position in positions),
+            token_ids=tuple([(seed + position * 7919) % 50_000 for position in positions]),
             confidences=(1.0,) * revealed,
         )
         self._next += revealed

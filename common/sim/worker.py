@@ -35,7 +35,6 @@ from common.core.worker_events import (
     WorkerTick,
 )
 from common.errors import Reason
-from common.sim.cost_model import DecodeItem, PrefillItem
 from common.sim.network import Lane
 from common.sim.records import ForwardRecord
 from common.sim.reveal import SimBlock
@@ -110,15 +109,15 @@ class SimWorker:
         """Let the core handle an event, as soon as the process runs."""
         if not self.alive:
             return
-        world = self._world
-        if self.frozen_until_s > world.now:
+        world, now = self._world, self._world.now
+        if self.frozen_until_s > now:
             world.agenda.at(self.frozen_until_s, self.feed, event)
             return
         world.recorder.core_events += 1
         if isinstance(event, IterationCompleted):
             self._computing.clear()
-        effects = self.core.handle(event, world.now)
-        world.digest.add(world.now, self.life.worker_id, effects)
+        effects = self.core.handle(event, now)
+        world.digest.add(now, self.life.worker_id, effects)
         for effect in effects:
             self._methods[type(effect)](effect)
         self._set_tick()
@@ -202,25 +201,23 @@ class SimWorker:
         del self._blocks[effect.attempt]
 
     def _run_iteration(self, effect: wx.RunIteration) -> None:
-        world = self._world
-        decode_blocks = [self._blocks[attempt] for attempt in effect.decodes]
-        prefill_works = [self._blocks[attempt].work for attempt in effect.prefills]
-        decodes = [DecodeItem(b.work.decode_step_tokens(), b.work.canvas_tokens) for b in decode_blocks]
-        prefills = [PrefillItem(work.canvas_tokens, work.block_length_tokens) for work in prefill_works]
-        duration_s = world.cost.forward_s(decodes, prefills)
-        for attempt in effect.prefills:
-            world.recorder.prefill_started(attempt.request_id, world.now)
-            self._computing[attempt] = world.now + duration_s
-            world.data_plane.begin_prefill(attempt)
-        forward = ForwardRecord(
-            start_s=world.now,
-            duration_s=duration_s,
-            decode_tokens=sum(item.query_tokens for item in decodes),
-            prefill_tokens=sum(item.canvas_tokens for item in prefills),
-        )
-        world.recorder.ran(self.life.worker_id, forward)
+        world, now = self._world, self._world.now
         # The engine holds its batch: what is closed meanwhile is still computed.
         states = [(attempt, self._blocks[attempt]) for attempt in (*effect.decodes, *effect.prefills)]
+        decodes = [block.decode_item for _, block in states[: len(effect.decodes)]]
+        prefills = [block.prefill_item for _, block in states[len(effect.decodes) :]]
+        duration_s = world.cost.forward_s(decodes, prefills)
+        for attempt in effect.prefills:
+            world.recorder.prefill_started(attempt.request_id, now)
+            self._computing[attempt] = now + duration_s
+            world.data_plane.begin_prefill(attempt)
+        forward = ForwardRecord(
+            start_s=now,
+            duration_s=duration_s,
+            decode_tokens=sum([item.query_tokens for item in decodes]),
+            prefill_tokens=sum([item.canvas_tokens for item in prefills]),
+        )
+        world.recorder.ran(self.life.worker_id, forward)
         world.agenda.after(duration_s, self._complete_iteration, effect, states, duration_s)
 
     def _complete_iteration(
@@ -228,7 +225,7 @@ class SimWorker:
     ) -> None:
         if not self.alive:
             return
-        deltas = tuple((attempt, block.advance()) for attempt, block in states)
+        deltas = tuple([(attempt, block.advance()) for attempt, block in states])
         for attempt in effect.prefills:
             self._world.recorder.prefilled(attempt.request_id, duration_s)
             if isinstance(self._call_effect(attempt), CallDecode):
