@@ -45,6 +45,17 @@ class Scheduler(Protocol):
         ...
 
 
+class CancellingScheduler(Scheduler, Protocol):
+    """A scheduler that can also be told to end requests which other gateways run."""
+
+    async def cancel(self, request_id: str) -> bool:
+        """End the request for every gateway that follows it; False when none of that id runs there.
+
+        Raises `ScheduleBroken` when the scheduler cannot be asked.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePolicy:
     """How long a request outlives its scheduler.

@@ -23,6 +23,7 @@ FIRST_WORD_S = 0.5
 
 _HEALTH_POLL_S = 0.1
 _HEALTH_TIMEOUT_S = 1.0
+_CANCEL_TIMEOUT_S = 2.0
 # Codes that say nothing about the request: the call broke, or its server went away.
 _BROKEN_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
@@ -49,11 +50,7 @@ class SchedulerClient:
 
     async def schedule(self, spec: RequestSpec, *, timeout_s: float | None) -> Events:
         """See `services.gateway.resume.Scheduler.schedule`."""
-        leader = await self._leader_within(FIRST_WORD_S)
-        if leader is None:
-            raise ScheduleBroken("none leads")
-        stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._watch.channel(leader))
+        leader, stub = await self._stub()
         call = stub.Schedule(request_spec_to_proto(spec), timeout=timeout_s, metadata=trace_metadata())
         self._calls[call] = leader
         try:
@@ -66,6 +63,16 @@ class SchedulerClient:
             call.cancel()
         raise ScheduleBroken("its answer ended before the request did")
 
+    async def cancel(self, request_id: str) -> bool:
+        """See `services.gateway.resume.CancellingScheduler.cancel`."""
+        _, stub = await self._stub()
+        request = scheduler_pb2.CancelScheduleRequest(request_id=request_id)
+        try:
+            answer = await stub.CancelSchedule(request, timeout=_CANCEL_TIMEOUT_S, metadata=trace_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise ScheduleBroken(wire_error(error).message) from None
+        return bool(answer.was_running)
+
     async def wait_until_serving(self, *, timeout_s: float) -> bool:
         """See `services.gateway.resume.Scheduler.wait_until_serving`."""
         try:
@@ -77,6 +84,15 @@ class SchedulerClient:
                     await asyncio.sleep(_HEALTH_POLL_S)
         except TimeoutError:
             return False
+
+    async def _stub(self) -> tuple[str, scheduler_pb2_grpc.SchedulerServiceAsyncStub]:
+        """The leader's address and its stub. Raises `ScheduleBroken` when none leads."""
+        leader = await self._leader_within(FIRST_WORD_S)
+        if leader is None:
+            raise ScheduleBroken("none leads")
+        stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._watch.channel(leader))
+        return leader, stub
 
     async def _leader_within(self, limit_s: float) -> str | None:
         try:
@@ -123,6 +139,9 @@ def _is_being_cancelled() -> bool:
 def _verdict(error: grpc.aio.AioRpcError) -> WireError:
     """Tell a scheduler's answer from a call that broke."""
     translated = wire_error(error)
+    if translated.reason is Reason.CANCELLED:
+        # Said by the scheduler itself: another gateway has ended the request. A call that broke has no such word.
+        return translated
     transport_fault = error.code() is grpc.StatusCode.UNKNOWN and translated.reason is Reason.PEER_LOST
     if error.code() in _BROKEN_CODES or transport_fault:
         return ScheduleBroken(translated.message)

@@ -23,7 +23,7 @@ from services.gateway.live_request import Work
 from services.gateway.progress import RequestProgress
 from services.gateway.request_body import RequestBody
 from services.gateway.request_directory import RequestDirectory
-from services.gateway.resume import Deadline, ResumePolicy, ResumingSchedule, Scheduler
+from services.gateway.resume import CancellingScheduler, Deadline, ResumePolicy, ResumingSchedule, ScheduleBroken
 from services.gateway.stream import ResponseStream
 from services.gateway.text_work import TextWork
 from services.gateway.transcript import Responses, Transcript
@@ -43,7 +43,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         *,
         model: ModelConfig,
         text: TextWork,
-        scheduler: Scheduler,
+        scheduler: CancellingScheduler,
         admission: Admission,
         requests: RequestDirectory,
         clock: Clock,
@@ -79,9 +79,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 yield response
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelResponse:
-        """End a running request; everything it held at the gateway is given back before the answer."""
+        """End a running request, whichever gateway runs it; what it held at this one is given back before the answer.
+
+        Raises SCHEDULER_UNAVAILABLE when it does not run here and the scheduler cannot be asked.
+        """
         check_request_id(request.request_id)
-        return inference_pb2.CancelResponse(was_running=await self._requests.cancel(request.request_id))
+        was_running = await self._requests.cancel(request.request_id)
+        try:
+            was_running |= await self._scheduler.cancel(request.request_id)
+        except ScheduleBroken:
+            if not was_running:
+                raise
+        return inference_pb2.CancelResponse(was_running=was_running)
 
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Context

@@ -10,7 +10,7 @@ import grpc.aio
 from common.clock import Clock
 from common.core.effects import FinishRequest, PublishBlock, PublishStep
 from common.core.events import KvLeaseEnded, WorkerReported
-from common.core.ids import MAX_TERM, ServingMode, WorkerId
+from common.core.ids import MAX_TERM, RequestId, ServingMode, WorkerId
 from common.core.work import WaitReason
 from common.errors import InvalidRequest, Reason, WireError
 from common.rpc.convert import (
@@ -44,7 +44,7 @@ _WAIT_REASONS = {
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """The five RPCs, all NOT_LEADER while another scheduler leads. `mode` is what workers are told at registration."""
+    """The six RPCs, all NOT_LEADER while another scheduler leads. `mode` is what workers are told at registration."""
 
     def __init__(self, *, office: Office, clock: Clock, mode: ServingMode) -> None:
         self._office = office
@@ -67,6 +67,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             late = remaining_s(context) == 0
             shell.abandon(outbox, Reason.DEADLINE_EXCEEDED if late else Reason.CANCELLED)
+
+    async def CancelSchedule(
+        self, request: scheduler_pb2.CancelScheduleRequest, context: Context
+    ) -> scheduler_pb2.CancelScheduleResponse:
+        """End a running request for all who share it; its pages are on their way back when this answers."""
+        was_running = self._office.reign().shell.cancel(RequestId(request.request_id))
+        return scheduler_pb2.CancelScheduleResponse(was_running=was_running)
 
     async def RegisterWorker(
         self, request: scheduler_pb2.RegisterWorkerRequest, context: Context

@@ -165,6 +165,14 @@ class SchedulerShell:
             del self._outboxes[outbox.request_id]
             self.apply(RequestCancelled(request_id=outbox.request_id, reason=reason))
 
+    def cancel(self, request_id: RequestId) -> bool:
+        """End a request now, whoever shares it: all are told CANCELLED. False when none of that id runs."""
+        self.check_serving()
+        is_running = request_id in self._outboxes
+        if is_running:
+            self.apply(RequestCancelled(request_id=request_id, reason=Reason.CANCELLED))
+        return is_running
+
     def register(self, worker: WorkerSpec) -> None:
         """A worker life is ready for work.
 

@@ -103,6 +103,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.requests: list[scheduler_pb2.ScheduleRequest] = []
         self.remaining_s: list[float | None] = []
         self.cancelled = asyncio.Event()
+        self.cancels: list[str] = []
+        self.of_other_gateways: set[str] = set()
         self.address = ""
 
     async def Schedule(self, request: scheduler_pb2.ScheduleRequest, context: Context) -> AsyncIterator[Response]:
@@ -115,6 +117,12 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.set()
             raise
+
+    async def CancelSchedule(
+        self, request: scheduler_pb2.CancelScheduleRequest, context: Context
+    ) -> scheduler_pb2.CancelScheduleResponse:
+        self.cancels.append(request.request_id)
+        return scheduler_pb2.CancelScheduleResponse(was_running=request.request_id in self.of_other_gateways)
 
     async def RegisterWorker(self, request: Any, context: Context) -> Any:
         raise AssertionError("a gateway never registers")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
 from common.errors import Reason, WireError
+from common.rpc.status import wire_error
 from sangam.v1 import inference_pb2, types_pb2
 from services.gateway.live_request import MAX_WATCHERS
 from tests.gateway.gated import Gate
-from tests.gateway.running_gateway import generate_request, read_on, take
+from tests.gateway.running_gateway import generate_request, read_on, running_gateway, take
 from tests.gateway.scripted_scheduler import FIRST, REST, finished, play, play_then_raise, queued, revealed_tokens, step
 
 WHOLE = play(*FIRST, *REST)
@@ -212,6 +215,36 @@ async def test_cancel_ends_a_request_for_all_who_watch_it(client, scheduler):
     await asyncio.wait_for(scheduler.cancelled.wait(), 20)
     again = await client.stub.Cancel(inference_pb2.CancelRequest(request_id="r"), timeout=30)
     assert not again.was_running
+
+
+async def test_cancel_ends_a_request_of_another_gateway(client, scheduler):
+    scheduler.of_other_gateways.add("there")
+    cancelled = await client.stub.Cancel(inference_pb2.CancelRequest(request_id="there"), timeout=30)
+    assert cancelled.was_running
+    assert scheduler.cancels == ["there"]
+
+
+async def test_a_request_that_another_gateway_cancelled_is_over_and_not_taken_up_again(client, scheduler):
+    scheduler.script(play_then_raise(WireError(Reason.CANCELLED, "the request was cancelled"), *FIRST))
+    ended = await client.generate(request_id="r", max_tokens=8)
+    assert ended.code is grpc.StatusCode.CANCELLED
+    assert ended.error is not None and ended.error.reason is Reason.CANCELLED
+    assert ended.text == "abcd"
+    assert len(scheduler.requests) == 1
+
+
+async def test_cancel_without_a_scheduler_says_so_unless_the_request_runs_here(model_dir, tmp_path, scheduler):
+    cancel = inference_pb2.CancelRequest(request_id="r")
+    async with running_gateway(model_dir, "127.0.0.1:1", tmp_path / "ready.json") as client:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.stub.Cancel(cancel, timeout=30)
+        assert wire_error(caught.value).reason is Reason.SCHEDULER_UNAVAILABLE
+        call = asyncio.create_task(client.generate(request_id="r", timeout_s=30))
+        while not call.done():
+            # Refused until the gateway has heard of the request.
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                assert (await client.stub.Cancel(cancel, timeout=30)).was_running
+        assert (await call).code is grpc.StatusCode.CANCELLED
 
 
 async def test_cancel_needs_an_id(client):

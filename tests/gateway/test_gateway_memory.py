@@ -32,6 +32,9 @@ class InstantScheduler:
     async def schedule(self, spec: Any, *, timeout_s: float | None) -> AsyncIterator[Response]:
         yield Response(events=[queued(), step(0, 0, revealed_tokens(b"abcd")), finished()])
 
+    async def cancel(self, request_id: str) -> bool:
+        raise AssertionError("nobody cancels")
+
     async def wait_until_serving(self, *, timeout_s: float) -> bool:
         return True
 

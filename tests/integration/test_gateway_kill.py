@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,37 @@ async def test_the_command_lines_client_brings_along_what_it_has(cluster: Cluste
     assert len(output.blocks) == BLOCKS - output.carried_tokens // BLOCK_TOKENS == output.attempts
 
 
+@asynccontextmanager
+async def another_gateway(cluster: Cluster, folder: Path) -> AsyncIterator[str]:
+    """Address of a second gateway of the cluster, which runs meanwhile."""
+    spec = ServiceSpecs(cluster.config).gateway(schedulers=cluster.scheduler_address)
+    other = ManagedProcess(spec, run_dir=folder, say=lambda line: None)
+    await other.start(timeout_s=60)
+    try:
+        yield other.address
+    finally:
+        await other.stop(grace_s=10)
+
+
+async def test_cancel_at_a_gateway_that_does_not_know_the_request_ends_it(cluster: Cluster, tmp_path: Path) -> None:
+    request = request_of(CASES["dual, within a block"][0])
+    request.request_id = "cancelled-elsewhere"
+    cancel = inference_pb2.CancelRequest(request_id=request.request_id)
+    async with (
+        another_gateway(cluster, tmp_path) as other,
+        open_channel(cluster.gateway_address) as here,
+        open_channel(other) as there,
+    ):
+        call = inference_pb2_grpc.InferenceServiceStub(here).Generate(request, timeout=60)
+        await read_until(aiter(call), [], BLOCK_TOKENS)
+        assert (await inference_pb2_grpc.InferenceServiceStub(there).Cancel(cancel, timeout=30)).was_running
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_until(aiter(call), [], BLOCKS * BLOCK_TOKENS)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        await eventually(lambda: all_pages_free(cluster))
+        assert not (await inference_pb2_grpc.InferenceServiceStub(there).Cancel(cancel, timeout=30)).was_running
+
+
 async def test_another_gateway_shares_a_request_that_runs_and_outlives_the_first(
     cluster: Cluster, alone: LocalCheck, tmp_path: Path
 ) -> None:
@@ -171,11 +203,12 @@ async def test_another_gateway_shares_a_request_that_runs_and_outlives_the_first
     request = request_of(wanted)
     request.request_id = "of-two-gateways"
     expected = list(alone.run(wanted).token_ids)
-    spec = ServiceSpecs(cluster.config).gateway(schedulers=cluster.scheduler_address)
-    other = ManagedProcess(spec, run_dir=tmp_path, say=lambda line: None)
-    await other.start(timeout_s=60)
     before = await work_of(cluster)
-    async with open_channel(cluster.gateway_address) as here, open_channel(other.address) as there:
+    async with (
+        another_gateway(cluster, tmp_path) as other,
+        open_channel(cluster.gateway_address) as here,
+        open_channel(other) as there,
+    ):
         call = inference_pb2_grpc.InferenceServiceStub(here).Generate(request, timeout=60)
         await read_until(aiter(call), [], BLOCK_TOKENS)
         tokens: list[int] = []
@@ -189,4 +222,3 @@ async def test_another_gateway_shares_a_request_that_runs_and_outlives_the_first
     await eventually(lambda: all_pages_free(cluster))
     # It ran once.
     assert (await work_of(cluster)).blocks - before.blocks == BLOCKS
-    await other.stop(grace_s=10)

@@ -80,6 +80,21 @@ async def test_it_is_cancelled_when_all_have_left(start_scheduler: StartSchedule
     decode.gate.set()
 
 
+async def test_cancel_ends_it_for_all_and_frees_everything(
+    start_scheduler: StartScheduler, add_worker: AddWorker
+) -> None:
+    scheduler, decode, first = await held_in_decode(start_scheduler, add_worker)
+    second = scheduler.stub.Schedule(make_request())
+    await first_of(second)
+    cancel = scheduler_pb2.CancelScheduleRequest(request_id=make_request().request_id)
+    assert (await scheduler.stub.CancelSchedule(cancel)).was_running
+    failures = await asyncio.gather(failure_of(first), failure_of(second))
+    assert {failure.reason for failure in failures} == {Reason.CANCELLED}
+    await scheduler.until_idle()
+    assert not (await scheduler.stub.CancelSchedule(cancel)).was_running
+    decode.gate.set()
+
+
 async def test_a_failure_is_told_to_all(start_scheduler: StartScheduler, add_worker: AddWorker) -> None:
     scheduler, decode, first = await held_in_decode(start_scheduler, add_worker)
     second = scheduler.stub.Schedule(make_request())

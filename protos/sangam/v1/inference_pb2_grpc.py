@@ -70,7 +70,7 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """End a running request now, whoever watches it; idempotent.
+        """End a running request now, whoever watches it, at whichever gateway; idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class InferenceServiceStub:
     not long ago, the call attaches to it; every field that says what to generate must be the same (ALREADY_EXISTS).
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
-    """End a running request now, whoever watches it; idempotent."""
+    """End a running request now, whoever watches it, at whichever gateway; idempotent."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
     """Describe the served model."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -54,7 +54,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     not long ago, the call attaches to it; every field that says what to generate must be the same (ALREADY_EXISTS).
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
-    """End a running request now, whoever watches it; idempotent."""
+    """End a running request now, whoever watches it, at whichever gateway; idempotent."""
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describe the served model."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -79,7 +79,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelResponse, _abc.Awaitable[_inference_pb2.CancelResponse]]:
-        """End a running request now, whoever watches it; idempotent."""
+        """End a running request now, whoever watches it, at whichever gateway; idempotent."""
 
     @_abc_1.abstractmethod
     def GetModel(

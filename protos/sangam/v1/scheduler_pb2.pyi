@@ -81,6 +81,18 @@ class ScheduleFinished(_message.Message):
     finish_reason: _types_pb2.FinishReason
     def __init__(self, finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ...) -> None: ...
 
+class CancelScheduleRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class CancelScheduleResponse(_message.Message):
+    __slots__ = ("was_running",)
+    WAS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    was_running: bool
+    def __init__(self, was_running: _Optional[bool] = ...) -> None: ...
+
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("life", "role", "address", "kv_transport", "kv_address", "layout_fingerprint", "model_id", "pages_total", "page_size_tokens", "max_canvas_tokens", "token_budget_tokens", "max_batch_size", "max_prefill_tokens_per_batch", "fast_link_domain", "model_fingerprint", "least_term", "life_term")
     LIFE_FIELD_NUMBER: _ClassVar[int]

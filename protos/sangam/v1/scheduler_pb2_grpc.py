@@ -41,6 +41,11 @@ class SchedulerServiceStub:
                 request_serializer=sangam_dot_v1_dot_scheduler__pb2.ScheduleRequest.SerializeToString,
                 response_deserializer=sangam_dot_v1_dot_scheduler__pb2.ScheduleResponse.FromString,
                 _registered_method=True)
+        self.CancelSchedule = channel.unary_unary(
+                '/sangam.v1.SchedulerService/CancelSchedule',
+                request_serializer=sangam_dot_v1_dot_scheduler__pb2.CancelScheduleRequest.SerializeToString,
+                response_deserializer=sangam_dot_v1_dot_scheduler__pb2.CancelScheduleResponse.FromString,
+                _registered_method=True)
         self.RegisterWorker = channel.unary_unary(
                 '/sangam.v1.SchedulerService/RegisterWorker',
                 request_serializer=sangam_dot_v1_dot_scheduler__pb2.RegisterWorkerRequest.SerializeToString,
@@ -72,6 +77,13 @@ class SchedulerServiceServicer:
         """Run one request to its end; token deltas stream back. With the id of a request that runs, and the same content, the
         call shares it, and first gets all its tokens so far; with other content, or tokens that contradict those, it is
         refused (ALREADY_EXISTS). The end of its last call cancels the request. (Gateway.)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelSchedule(self, request, context):
+        """End a running request now, whoever shares it; its calls end CANCELLED. Idempotent. (Gateway.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,6 +124,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Schedule,
                     request_deserializer=sangam_dot_v1_dot_scheduler__pb2.ScheduleRequest.FromString,
                     response_serializer=sangam_dot_v1_dot_scheduler__pb2.ScheduleResponse.SerializeToString,
+            ),
+            'CancelSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelSchedule,
+                    request_deserializer=sangam_dot_v1_dot_scheduler__pb2.CancelScheduleRequest.FromString,
+                    response_serializer=sangam_dot_v1_dot_scheduler__pb2.CancelScheduleResponse.SerializeToString,
             ),
             'RegisterWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterWorker,
@@ -163,6 +180,33 @@ class SchedulerService:
             '/sangam.v1.SchedulerService/Schedule',
             sangam_dot_v1_dot_scheduler__pb2.ScheduleRequest.SerializeToString,
             sangam_dot_v1_dot_scheduler__pb2.ScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sangam.v1.SchedulerService/CancelSchedule',
+            sangam_dot_v1_dot_scheduler__pb2.CancelScheduleRequest.SerializeToString,
+            sangam_dot_v1_dot_scheduler__pb2.CancelScheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,

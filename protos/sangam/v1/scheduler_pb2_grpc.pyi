@@ -40,6 +40,8 @@ class SchedulerServiceStub:
     call shares it, and first gets all its tokens so far; with other content, or tokens that contradict those, it is
     refused (ALREADY_EXISTS). The end of its last call cancels the request. (Gateway.)
     """
+    CancelSchedule: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CancelScheduleRequest, _scheduler_pb2.CancelScheduleResponse]
+    """End a running request now, whoever shares it; its calls end CANCELLED. Idempotent. (Gateway.)"""
     RegisterWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RegisterWorkerRequest, _scheduler_pb2.RegisterWorkerResponse]
     """Declare a worker life ready for work; idempotent. (Workers.)"""
     Heartbeat: _grpc.StreamStreamMultiCallable[_scheduler_pb2.HeartbeatRequest, _scheduler_pb2.HeartbeatResponse]
@@ -61,6 +63,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     call shares it, and first gets all its tokens so far; with other content, or tokens that contradict those, it is
     refused (ALREADY_EXISTS). The end of its last call cancels the request. (Gateway.)
     """
+    CancelSchedule: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CancelScheduleRequest, _scheduler_pb2.CancelScheduleResponse]  # type: ignore[assignment]
+    """End a running request now, whoever shares it; its calls end CANCELLED. Idempotent. (Gateway.)"""
     RegisterWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RegisterWorkerRequest, _scheduler_pb2.RegisterWorkerResponse]  # type: ignore[assignment]
     """Declare a worker life ready for work; idempotent. (Workers.)"""
     Heartbeat: _aio.StreamStreamMultiCallable[_scheduler_pb2.HeartbeatRequest, _scheduler_pb2.HeartbeatResponse]  # type: ignore[assignment]
@@ -85,6 +89,14 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         call shares it, and first gets all its tokens so far; with other content, or tokens that contradict those, it is
         refused (ALREADY_EXISTS). The end of its last call cancels the request. (Gateway.)
         """
+
+    @_abc_1.abstractmethod
+    def CancelSchedule(
+        self,
+        request: _scheduler_pb2.CancelScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.CancelScheduleResponse, _abc.Awaitable[_scheduler_pb2.CancelScheduleResponse]]:
+        """End a running request now, whoever shares it; its calls end CANCELLED. Idempotent. (Gateway.)"""
 
     @_abc_1.abstractmethod
     def RegisterWorker(
