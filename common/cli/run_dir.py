@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,13 +44,49 @@ def runs_dir() -> Path:
 
 def new_run_dir() -> Path:
     """A fresh folder for this process' run; folders of runs that are over are removed first."""
-    for old in runs_dir().glob("*"):
-        if old.name.isdecimal() and not is_running(int(old.name)):
-            shutil.rmtree(old, ignore_errors=True)
+    _forget_old_runs()
     run_dir = runs_dir() / str(os.getpid())
-    shutil.rmtree(run_dir, ignore_errors=True)
+    _remove(run_dir)
     make_cache_folder(run_dir)
     return run_dir
+
+
+@contextmanager
+def findable(run_dir: Path) -> Iterator[None]:
+    """While the block runs, this process' cluster is found as yours although its folder lies elsewhere, by a link.
+
+    Where no link can be made it is found by `--run-dir` and `--address` only.
+    """
+    link = runs_dir() / str(os.getpid())
+    if run_dir.resolve() == link.resolve():
+        yield
+        return
+    _forget_old_runs()
+    _remove(link)
+    try:
+        runs_dir().mkdir(parents=True, exist_ok=True)
+        link.symlink_to(run_dir.resolve(), target_is_directory=True)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        link.unlink(missing_ok=True)
+
+
+def _forget_old_runs() -> None:
+    """Remove the folders of runs that are over; of those that lie elsewhere, the links."""
+    for old in runs_dir().glob("*"):
+        if old.name.isdecimal() and not is_running(int(old.name)):
+            _remove(old)
+
+
+def _remove(run_dir: Path) -> None:
+    if run_dir.is_symlink():
+        run_dir.unlink()
+    else:
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def make_run_dir(run_dir: Path) -> None:

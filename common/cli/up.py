@@ -23,7 +23,7 @@ from common.cli.policy_flags import (
 )
 from common.cli.redis_process import redis_installed
 from common.cli.restart_orders import obey_restart_orders
-from common.cli.run_dir import new_run_dir
+from common.cli.run_dir import findable, new_run_dir
 from common.cli.supervisor import ServiceFailed
 from common.cli.table import render_table
 from common.config_values import AUTO, DTYPE_CHOICES, KV_TRANSPORT_CHOICES, LOG_LEVEL_CHOICES, check_registry
@@ -238,15 +238,16 @@ def say(line: str) -> None:
 
 
 async def _serve(config: ClusterConfig) -> None:
-    async with Cluster(config, say=say) as cluster:
-        print(banner(cluster), flush=True)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(obey_restart_orders(cluster, say=say))
-                await cluster.watch()
-        except asyncio.CancelledError:
-            say(f"stopping; running requests get {config.drain_s:g} s (Ctrl-C again ends them now)")
-            raise
+    with findable(config.run_dir):
+        async with Cluster(config, say=say) as cluster:
+            print(banner(cluster), flush=True)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(obey_restart_orders(cluster, say=say))
+                    await cluster.watch()
+            except asyncio.CancelledError:
+                say(f"stopping; running requests get {config.drain_s:g} s (Ctrl-C again ends them now)")
+                raise
 
 
 def banner(cluster: Cluster) -> str:

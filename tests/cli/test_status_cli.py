@@ -10,7 +10,17 @@ import pytest
 
 from common.cli.cluster_metrics import metric_facts, render_metrics
 from common.cli.main import main
-from common.cli.run_dir import NoCluster, RunningCluster, find_scheduler, new_run_dir, runs_dir
+from common.cli.run_dir import (
+    NoCluster,
+    RunningCluster,
+    find_run_dir,
+    find_scheduler,
+    findable,
+    is_gateway_of_mine,
+    new_run_dir,
+    running_clusters,
+    runs_dir,
+)
 from common.cli.status import facts, render, service_addresses, unfree_pages
 from common.cli.table import render_table
 from common.errors import ConfigError
@@ -198,3 +208,41 @@ def test_folders_of_ended_runs_are_removed() -> None:
         find_scheduler("")
     assert new_run_dir().is_dir()
     assert not ended.exists()
+
+
+def test_a_run_folder_elsewhere_is_found_while_its_cluster_runs(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    with findable(elsewhere):
+        elsewhere.mkdir()
+        RunningCluster(pid=os.getpid(), gateway="127.0.0.1:2", scheduler="127.0.0.1:80", mode="hybrid").write(elsewhere)
+        assert find_scheduler("") == "127.0.0.1:80"
+        assert is_gateway_of_mine("127.0.0.1:2")
+        assert find_run_dir(None).resolve() == elsewhere
+    assert running_clusters() == []
+    assert elsewhere.is_dir()
+
+
+def test_the_link_to_an_ended_run_elsewhere_is_removed_and_nothing_behind_it(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    log = elsewhere / "gateway.log"
+    log.touch()
+    runs_dir().mkdir()
+    link = runs_dir() / str(2**22 + 1)
+    link.symlink_to(elsewhere)
+    assert new_run_dir().is_dir()
+    assert not link.is_symlink() and log.exists()
+
+
+def test_a_run_folder_of_the_usual_place_needs_no_link() -> None:
+    run_dir = new_run_dir()
+    with findable(run_dir):
+        assert not run_dir.is_symlink()
+    assert run_dir.is_dir()
+
+
+def test_a_cluster_runs_without_a_link_where_none_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SANGAM_CACHE_DIR", str(tmp_path / "file"))
+    with findable(tmp_path / "elsewhere"):
+        assert running_clusters() == []

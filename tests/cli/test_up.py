@@ -32,9 +32,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Up:
     """A running `sangam up`."""
 
-    def __init__(self, process: subprocess.Popen[str], cache: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], cache: Path, run_dir: Path | None) -> None:
         self.process = process
-        self.run_dir = cache / "run" / str(process.pid)
+        self.run_dir = run_dir or cache / "run" / str(process.pid)
         self._stderr = cache / "stderr"
 
     def await_banner(self) -> str:
@@ -64,7 +64,7 @@ class Up:
 
 
 @contextmanager
-def sangam_up(cache: Path, *flags: str) -> Iterator[Up]:
+def sangam_up(cache: Path, *flags: str, run_dir: Path | None = None) -> Iterator[Up]:
     with (cache / "stderr").open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "common.cli", "up", "--grpc-port", "0", *flags],
@@ -74,7 +74,7 @@ def sangam_up(cache: Path, *flags: str) -> Iterator[Up]:
             env={**child_environment(), "SANGAM_CACHE_DIR": str(cache)},
         )
     try:
-        yield Up(process, cache)
+        yield Up(process, cache, run_dir)
     finally:
         process.kill()
         process.communicate()
@@ -97,11 +97,13 @@ def test_up_serves_until_interrupted(
     tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SANGAM_CACHE_DIR", str(tmp_path))
-    with sangam_up(tmp_path, "--model", str(model_dir), "--decode-workers", "2") as up:
+    elsewhere = tmp_path / "elsewhere"
+    flags = ("--model", str(model_dir), "--decode-workers", "2", "--run-dir", str(elsewhere))
+    with sangam_up(tmp_path, *flags, run_dir=elsewhere) as up:
         banner = up.await_banner()
         assert "tiny is served in hybrid mode" in banner
         gateway = next(line.split()[1] for line in banner.splitlines() if line.split()[:1] == ["gateway"])
-        # The running cluster is found without naming it.
+        # The running cluster is found without naming it, wherever its folder is.
         status = sangam_json(capsys, "status", "--json")
         assert [worker["worker_id"] for worker in status["workers"]] == ["decode-0", "decode-1", "prefill-0"]
         assert [worker["role"] for worker in status["workers"]] == ["decode", "decode", "prefill"]
