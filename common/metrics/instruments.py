@@ -1,12 +1,14 @@
 """Counters, gauges and histograms over the OpenTelemetry API; what is exported is decided in `common.telemetry`.
 
-An instrument is made once, in `common.metrics.catalogue`, and belongs to the process. Until telemetry is set up it
-measures nothing. Names carry their units, so OpenTelemetry's own unit stays empty: a Prometheus exporter would append
-it a second time.
+An instrument is made once, in `common.metrics.catalogue`, and belongs to the process. Until telemetry is set up nobody
+can read it. Counters and gauges keep their values themselves, for whoever reads them: where a step takes a millisecond,
+a call of OpenTelemetry's own costs as much as the work that it counts. Names carry their units, so OpenTelemetry's own
+unit stays empty: a Prometheus exporter would append it a second time.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,12 +37,22 @@ class Counter:
 
     def __init__(self, name: str, description: str, *, labels: Sequence[str] = ()) -> None:
         self.about = About(name=name, description=description, labels=tuple(labels))
-        self._counter = _METER.create_counter(name, description=description)
+        self._lock = threading.Lock()
+        self._totals: dict[tuple[str, ...], float] = {}
+        _METER.create_observable_counter(name, callbacks=[self._observe], description=description)
 
     def add(self, amount: float = 1, **labels: str) -> None:
         """Grow by `amount`, 0 or more; 0 makes a series visible before anything has happened."""
         _check(self.about, labels)
-        self._counter.add(amount, labels)
+        assert amount >= 0, f"{self.about.name} cannot shrink by {-amount}"
+        series = tuple(labels.values())
+        with self._lock:
+            self._totals[series] = self._totals.get(series, 0) + amount
+
+    def _observe(self, options: CallbackOptions) -> Iterable[Observation]:
+        with self._lock:
+            totals = list(self._totals.items())
+        return [Observation(total, dict(zip(self.about.labels, series, strict=True))) for series, total in totals]
 
 
 class Histogram:
@@ -70,22 +82,23 @@ class Gauge:
 
     def __init__(self, name: str, description: str, *, labels: Sequence[str] = ()) -> None:
         self.about = About(name=name, description=description, labels=tuple(labels))
-        self._shown: tuple[Observation, ...] = ()
+        self._shown: Sequence[tuple[float, Mapping[str, str]]] = ()
         _METER.create_observable_gauge(name, callbacks=[self._observe], description=description)
 
     def show(self, value: float) -> None:
         """The value from now on."""
-        self.show_each([(value, {})])
+        _check(self.about, {})
+        self._shown = ((value, {}),)
 
     def show_each(self, points: Iterable[tuple[float, Mapping[str, str]]]) -> None:
         """The values from now on, one for each set of labels."""
-        shown = tuple(Observation(value, dict(labels)) for value, labels in points)
-        for point in shown:
-            _check(self.about, point.attributes or {})
+        shown = tuple((value, dict(labels)) for value, labels in points)
+        for _, labels in shown:
+            _check(self.about, labels)
         self._shown = shown
 
     def _observe(self, options: CallbackOptions) -> Iterable[Observation]:
-        return self._shown
+        return [Observation(value, labels) for value, labels in self._shown]
 
 
 Instrument = Counter | Gauge | Histogram
