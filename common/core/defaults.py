@@ -73,6 +73,10 @@ DEFAULT_REPORT_INTERVAL_S = 0.02
 DEFAULT_STREAM_INTERVAL_S = 0.01
 """Least time between two messages of a decode stream: deltas of faster steps share one, its first and last apart."""
 
+DEFAULT_QUICK_STEPS_WAIT_S = 0.04
+"""Longest that a worker keeps deltas of steps that took less than `DEFAULT_STREAM_INTERVAL_S` each: nobody sees 25
+messages a second come one by one. Slower steps do not wait, nor does a block's first delta, or its end."""
+
 DEFAULT_PEER_BACKOFF_S = 0.25
 """First back-off from a worker whose call broke; doubles with each failure in a row."""
 

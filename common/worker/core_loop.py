@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.clock import Clock
-from common.core.defaults import DEFAULT_STREAM_INTERVAL_S
+from common.core.defaults import DEFAULT_QUICK_STEPS_WAIT_S, DEFAULT_STREAM_INTERVAL_S
 from common.core.ids import BlockAttempt
 from common.core.unowned import Unowned
 from common.core.worker import WorkerCore
@@ -57,7 +57,7 @@ class CoreLoop:
     `perform` carries out one effect, and `submit` takes a forward with the blocks to open and close before it; both run
     on the event loop in the order in which the core asked, must not block, and may feed further events, which wait
     their turn. Only the forwards that `complete` returns overtake: what else it leads to is performed soon after;
-    steps and reports, which no one waits for, within `DEFAULT_STREAM_INTERVAL_S`.
+    steps and reports of quick forwards, which no one waits for, within `DEFAULT_QUICK_STEPS_WAIT_S`.
 
     Whatever `handle` or `perform` raises is a bug: it goes to `on_bug` (or is raised by `complete`), and the core is
     never called again (its state may be half changed).
@@ -128,7 +128,7 @@ class CoreLoop:
             job = next((effect for effect in fresh if isinstance(effect, ForwardJob)), None)
             left = [effect for effect in fresh if effect is not job]
             self._todo.extend(left)
-            if not self._woken and self._must_wake(left):
+            if not self._woken and self._must_wake(left, forward_s=event.duration_s):
                 self._woken = True
                 self._loop.call_soon_threadsafe(self._turn)
             return job
@@ -167,9 +167,11 @@ class CoreLoop:
             self._story.close()
         self._disarm()
 
-    def _must_wake(self, left: list[WorkerEffect | ForwardJob]) -> bool:
+    def _must_wake(self, left: list[WorkerEffect | ForwardJob], *, forward_s: float) -> bool:
         """Whether the event loop is to look now, and not when its timer rings."""
-        if self._clock.now() - self._looked_at_s >= DEFAULT_STREAM_INTERVAL_S:
+        if forward_s >= DEFAULT_STREAM_INTERVAL_S:
+            return True
+        if self._clock.now() - self._looked_at_s >= DEFAULT_QUICK_STEPS_WAIT_S:
             return True
         return not all(_can_wait(effect) for effect in left)
 
@@ -239,7 +241,7 @@ class CoreLoop:
                 return
             wakeup, view = self._core.next_wakeup(), self._core.view()
         if view.running_iteration is not None:
-            self._look = self._loop.call_later(DEFAULT_STREAM_INTERVAL_S, self._look_again)
+            self._look = self._loop.call_later(DEFAULT_QUICK_STEPS_WAIT_S, self._look_again)
         if wakeup is not None:
             delay_s = max(0.0, wakeup - self._clock.now())
             self._timer = self._loop.call_later(delay_s, self.feed, WorkerTick())

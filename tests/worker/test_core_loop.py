@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 
 from common.clock import MonotonicClock
+from common.core.defaults import DEFAULT_STREAM_INTERVAL_S
 from common.core.ids import BlockAttempt, RequestId, Role
 from common.core.work import BlockWork, LocalPrefill, StepDelta
 from common.core.worker import WorkerCore
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_effects import CloseBlock, OpenBlock, SendFailure, SendStep, WorkerEffect
 from common.core.worker_events import DecodeRequested, IterationCompleted, LifeEnded, WorkCancelled, WorkerEvent
+from common.worker import core_loop
 from common.worker.core_loop import CoreLoop
 from common.worker.forward_thread import ForwardJob
 from tests.engine.runs import request
@@ -54,11 +57,11 @@ class Shell:
             on_bug=self.bugs.append,
         )
 
-    def complete(self, job: ForwardJob) -> ForwardJob | None:
+    def complete(self, job: ForwardJob, *, forward_s: float = 0.001) -> ForwardJob | None:
         """End `job` on a thread while the event loop is blocked; every attempt reveals its step's own position."""
         attempts = job.run.decodes + job.run.prefills
         deltas = tuple((attempt, delta(self.steps.get(attempt, 0))) for attempt in attempts)
-        event = IterationCompleted(iteration=job.run.iteration, deltas=deltas, duration_s=0.001)
+        event = IterationCompleted(iteration=job.run.iteration, deltas=deltas, duration_s=forward_s)
         with ThreadPoolExecutor(max_workers=1) as thread:
             following = thread.submit(self.loop.complete, event).result()
         for attempt in attempts:
@@ -95,6 +98,25 @@ async def test_the_next_forward_does_not_wait_for_the_event_loop() -> None:
         job = following
     assert len(shell.jobs) == 1, "the forward thread had its jobs from `complete`"
     await eventually(lambda: shell.shown(attempt) == [0, 1, 2])
+    shell.loop.stop()
+
+
+async def test_quick_steps_wait_for_each_other_and_a_slow_one_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_loop, "DEFAULT_QUICK_STEPS_WAIT_S", 3600.0)
+    shell = Shell()
+    shell.loop.request(decode("a"))
+    attempt = shell.jobs[0].run.prefills[0]
+    job = shell.complete(shell.jobs[0])
+    await eventually(lambda: shell.shown(attempt) == [0])
+    for _ in range(2):
+        assert job is not None
+        job = shell.complete(job)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert shell.shown(attempt) == [0], "nobody waits for these"
+    assert job is not None
+    assert shell.complete(job, forward_s=DEFAULT_STREAM_INTERVAL_S) is not None
+    await eventually(lambda: shell.shown(attempt) == [0, 1, 2, 3])
     shell.loop.stop()
 
 
