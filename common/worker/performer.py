@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from common.clock import Clock
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.params import CacheMode
-from common.core.work import KvHandle, StepDelta
+from common.core.work import IterationReport, KvHandle, StepDelta
 from common.core.worker_effects import (
     AbortFetch,
     CloseBlock,
@@ -100,6 +100,7 @@ class Performer:
         self._feed = feed
         self._measures = measures
         self._fetches: dict[BlockAttempt, asyncio.Task[WorkerEvent]] = {}
+        self._unmeasured: list[IterationReport] = []
         self._methods: dict[type[WorkerEffect], Callable[[Any], None]] = {
             FetchKv: self._fetch_kv,
             AbortFetch: self._abort_fetch,
@@ -232,4 +233,12 @@ class Performer:
 
     def _report(self, effect: Report) -> None:
         self._link.report(effect.report)
-        self._measures.report(effect.report)
+        self._unmeasured.append(effect.report)
+        if len(self._unmeasured) == 1:
+            # Measured after what was performed with it, the answers that somebody waits for, has left.
+            asyncio.get_running_loop().call_later(0, self._measure)
+
+    def _measure(self) -> None:
+        reports, self._unmeasured = self._unmeasured, []
+        for report in reports:
+            self._measures.report(report)

@@ -53,7 +53,7 @@ from services.scheduler.liveness import Liveness, stale
 from services.scheduler.measures import SchedulerMeasures
 from services.scheduler.outbox import RequestOutbox
 from services.scheduler.wait_notices import RequestWaits, WaitNotices
-from services.scheduler.worker_calls import CallOutcome, WorkerCalls
+from services.scheduler.worker_calls import CallOutcome, WorkerCall, WorkerCalls
 
 log = logging.getLogger(__name__)
 
@@ -246,12 +246,14 @@ class SchedulerShell:
 
     def _carry_out(self, effects: list[SchedulerEffect]) -> None:
         """Workers first: a device waits for its next block, a client for nothing that is already late."""
-        self._measures.observe(effects)
         for told in (False, True):
             for effect in effects:
                 if isinstance(effect, _TOLD) is told:
                     self._dispatch[type(effect)](effect)
         self._set_timer()
+        if any(isinstance(effect, PublishBlock) for effect in effects):
+            # Counted after what has just been started and told has left.
+            asyncio.get_running_loop().call_later(0, self._measures.observe, effects)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -263,21 +265,25 @@ class SchedulerShell:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.apply, Tick())
 
     def _call_prefill(self, effect: CallPrefill) -> None:
-        self._start_call(effect, self._worker_calls.prefill(effect))
+        self._start_call(effect, lambda: self._worker_calls.prefill(effect))
 
     def _call_decode(self, effect: CallDecode) -> None:
-        self._start_call(effect, self._worker_calls.decode(effect))
+        self._start_call(effect, lambda: self._worker_calls.decode(effect))
 
-    def _start_call(
-        self, effect: CallPrefill | CallDecode, outcomes: AsyncGenerator[Sequence[CallOutcome], None]
-    ) -> None:
+    def _start_call(self, effect: CallPrefill | CallDecode, start: Callable[[], WorkerCall]) -> None:
+        """Call at once, before a task could: what is told to clients meanwhile must not go first."""
         sharing = self._outboxes.get(effect.work.attempt.request_id)
-        task = self.spawn(self._follow(outcomes), context=sharing[0].context if sharing else None)
+        # Copied: what runs here now may be in that context itself.
+        context = sharing[0].context.copy() if sharing else contextvars.copy_context()
+        call = context.run(start)
+        task = self.spawn(self._follow(call.outcomes), context=context)
         self._calls[effect.call_id] = task
-        task.add_done_callback(lambda done: self._forget_call(effect.call_id))
+        task.add_done_callback(lambda done: self._forget_call(effect.call_id, call))
 
-    def _forget_call(self, call_id: CallId) -> None:
+    def _forget_call(self, call_id: CallId, call: WorkerCall) -> None:
         self._calls.pop(call_id, None)
+        # A task that is cancelled before its first turn never came to read it.
+        call.cancel()
 
     async def _follow(self, outcomes: AsyncGenerator[Sequence[CallOutcome], None]) -> None:
         async with aclosing(outcomes):

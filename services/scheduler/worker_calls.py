@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from sangam.v1.decode_pb2_grpc import DecodeServiceAsyncStub
     from sangam.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
 
+    PrefillCall = grpc.aio.UnaryUnaryCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
+    DecodeCall = grpc.aio.UnaryStreamCall[decode_pb2.DecodeRequest, decode_pb2.DecodeResponse]
+
 log = logging.getLogger(__name__)
 
 CallOutcome = PrefillCompleted | DecodeKvReceived | DecodeStepped | DecodeCompleted | CallFailed
@@ -48,10 +52,20 @@ class _Worker:
         self.channel.get_state(try_to_connect=True)
 
 
-class WorkerCalls:
-    """Channels to the registered lives, and the two calls over them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCall:
+    """A call under way: `outcomes` yields what each message says, and is read once. It is `cancel`led when it has been
+    read as far as anybody wants to; idempotent.
+    """
 
-    A channel lives as long as its worker's life. Cancelling a task that awaits a call cancels the call.
+    outcomes: AsyncGenerator[Sequence[CallOutcome], None]
+    cancel: Callable[[], bool]
+
+
+class WorkerCalls:
+    """Channels to the registered lives, and the two calls over them; a channel lives as long as its worker's life.
+
+    A call is under way when its method returns: it does not wait for a task's turn to read it.
     """
 
     def __init__(self) -> None:
@@ -73,46 +87,59 @@ class WorkerCalls:
         for life in list(self._workers):
             await self.disconnect(life)
 
-    async def prefill(self, effect: CallPrefill) -> AsyncGenerator[Sequence[CallOutcome], None]:
-        """Run a prefill; yields its one outcome."""
+    def prefill(self, effect: CallPrefill) -> WorkerCall:
+        """Run a prefill; it has one outcome."""
         worker = self._workers.get(effect.target)
         if worker is None:
-            yield [CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)]
-            return
+            return _lost(effect)
         work = block_work_to_proto(effect.work, target_incarnation=effect.target.incarnation)
-        try:
-            request = prefill_pb2.PrefillRequest(work=work)
-            response = await worker.prefill.Prefill(request, timeout=effect.deadline_s, metadata=trace_metadata())
-            yield [_prefill_outcome(effect.call_id, response)]
-        except grpc.aio.AioRpcError as error:
-            yield [_failed(effect, wire_error(error))]
-        except WireError as error:
-            yield [_failed(effect, error)]
+        request = prefill_pb2.PrefillRequest(work=work)
+        call = worker.prefill.Prefill(request, timeout=effect.deadline_s, metadata=trace_metadata())
+        return WorkerCall(outcomes=_prefill_outcomes(effect, call), cancel=call.cancel)
 
-    async def decode(self, effect: CallDecode) -> AsyncGenerator[Sequence[CallOutcome], None]:
-        """Run a block's decode; yields what each message says, the last is DecodeCompleted or CallFailed."""
+    def decode(self, effect: CallDecode) -> WorkerCall:
+        """Run a block's decode; the last outcome is DecodeCompleted or CallFailed."""
         worker = self._workers.get(effect.target)
         if worker is None:
-            yield [CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)]
-            return
+            return _lost(effect)
         work = block_work_to_proto(effect.work, target_incarnation=effect.target.incarnation)
         request = decode_pb2.DecodeRequest(work=work)
         kv_source_to_proto(effect.source, request)
         call = worker.decode.Decode(request, timeout=effect.deadline_s, metadata=trace_metadata())
-        try:
-            async for response in call:
-                outcomes = [_decode_outcome(effect.call_id, event) for event in response.events]
-                yield outcomes
-                if outcomes and isinstance(outcomes[-1], DecodeCompleted):
-                    return
-            early = WireError(Reason.PEER_LOST, "the decode stream ended before its block was complete")
-            yield [_failed(effect, early)]
-        except grpc.aio.AioRpcError as error:
-            yield [_failed(effect, wire_error(error))]
-        except WireError as error:
-            yield [_failed(effect, error)]
-        finally:
-            call.cancel()
+        return WorkerCall(outcomes=_decode_outcomes(effect, call), cancel=call.cancel)
+
+
+def _lost(effect: CallPrefill | CallDecode) -> WorkerCall:
+    """The call to a life that is no more."""
+
+    async def outcomes() -> AsyncGenerator[Sequence[CallOutcome], None]:
+        yield [CallFailed(call_id=effect.call_id, reason=Reason.PEER_LOST)]
+
+    return WorkerCall(outcomes=outcomes(), cancel=lambda: False)
+
+
+async def _prefill_outcomes(effect: CallPrefill, call: PrefillCall) -> AsyncGenerator[Sequence[CallOutcome], None]:
+    try:
+        yield [_prefill_outcome(effect.call_id, await call)]
+    except grpc.aio.AioRpcError as error:
+        yield [_failed(effect, wire_error(error))]
+    except WireError as error:
+        yield [_failed(effect, error)]
+
+
+async def _decode_outcomes(effect: CallDecode, call: DecodeCall) -> AsyncGenerator[Sequence[CallOutcome], None]:
+    try:
+        async for response in call:
+            outcomes = [_decode_outcome(effect.call_id, event) for event in response.events]
+            yield outcomes
+            if outcomes and isinstance(outcomes[-1], DecodeCompleted):
+                return
+        early = WireError(Reason.PEER_LOST, "the decode stream ended before its block was complete")
+        yield [_failed(effect, early)]
+    except grpc.aio.AioRpcError as error:
+        yield [_failed(effect, wire_error(error))]
+    except WireError as error:
+        yield [_failed(effect, error)]
 
 
 def _prefill_outcome(call_id: CallId, response: prefill_pb2.PrefillResponse) -> PrefillCompleted:
