@@ -41,9 +41,10 @@ class KeyedHeap(Generic[K, P]):
 
     def discard(self, key: K) -> bool:
         """Remove `key`; False when it was not there."""
-        found = self._live.pop(key, None) is not None
+        if self._live.pop(key, None) is None:
+            return False
         self._compact()
-        return found
+        return True
 
     def peek(self) -> tuple[K, P] | None:
         """The first entry, left in place."""

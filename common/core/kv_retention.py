@@ -103,7 +103,7 @@ class KvRetention:
         """When `expire` has something to do."""
         if not self._blocks:
             return None
-        return min((block.expires_at_s for _, block in self._leases()), default=None)
+        return min([block.expires_at_s for _, block in self._leases()], default=None)
 
     def _in_phase(self, phase: _Phase) -> tuple[BlockAttempt, ...]:
         return tuple([attempt for attempt, block in self._blocks.items() if block.phase is phase])

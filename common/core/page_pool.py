@@ -23,7 +23,7 @@ class PagePool:
         self._free_runs: list[Run] = [(0, pages_total)]
         self._free_pages = pages_total
         self._owned: dict[BlockAttempt, tuple[int, ...]] = {}
-        self._owned_runs: dict[BlockAttempt, list[Run]] = {}
+        self._runs: dict[BlockAttempt, list[Run]] = {}
 
     @property
     def free_pages(self) -> int:
@@ -57,7 +57,7 @@ class PagePool:
         self._free_runs.sort()
         self._free_pages -= pages
         runs.sort()
-        self._owned_runs[owner] = runs
+        self._runs[owner] = runs
         self._owned[owner] = tuple(itertools.chain.from_iterable(range(*run) for run in runs))
         return self._owned[owner]
 
@@ -65,7 +65,7 @@ class PagePool:
         """Take back every page of `owner`, which must own some: a second release is a bug."""
         assert owner in self._owned, f"{owner} owns no pages"
         self._free_pages += len(self._owned.pop(owner))
-        self._free_runs = _merge([*self._free_runs, *self._owned_runs.pop(owner)])
+        self._free_runs = _merge([*self._free_runs, *self._runs.pop(owner)])
 
     def check_conservation(self) -> None:
         """Assert that owned and free pages are disjoint and make up the pool."""

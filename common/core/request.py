@@ -126,12 +126,13 @@ class Request:
 
     `committed` holds every earlier block in full, `shown` what the client has seen of the current block
     (position -> token; never changes), `revealed` the positions that the current attempt has revealed. `home` is the
-    worker that had its last prefill. `canvas_generated_tokens` is the generated part of its canvas. `reader` is a
-    call beside that of the prefill: of a decode worker that fetches its K/V already. `attempt` names the current try;
-    `uncounted_attempts` names were given without a failure (`rename_attempt`).
+    worker that had its last prefill. `canvas_tokens` are prompt plus generated positions, `canvas_generated_tokens` the
+    latter. `reader` is a call beside that of the prefill: of a decode worker that fetches its K/V already. `attempt`
+    names the current try; `uncounted_attempts` names were given without a failure (`rename_attempt`).
     """
 
     spec: RequestSpec
+    id: RequestId
     submitted_s: float
     deadline_at_s: float | None
     fits_known: bool
@@ -139,6 +140,7 @@ class Request:
     shown: dict[int, int]
     block: int
     cost: BlockCost
+    canvas_tokens: int
     canvas_generated_tokens: int
     home: WorkerSpec | None = None
     attempt: int = 0
@@ -158,8 +160,10 @@ class Request:
 
         `max_gen_len_tokens` above 0 fixes the generated part of the canvas, rounded up to whole blocks.
         """
+        generated_tokens = spec.generated_tokens(max_gen_len_tokens)
         return cls(
             spec=spec,
+            id=spec.request_id,
             submitted_s=now,
             deadline_at_s=None if spec.deadline_s is None else now + spec.deadline_s,
             fits_known=fits_known,
@@ -167,13 +171,9 @@ class Request:
             shown=dict(spec.shown),
             block=len(spec.committed_token_ids) // spec.block_length_tokens,
             cost=BlockCost(ready_s=now),
-            canvas_generated_tokens=spec.generated_tokens(max_gen_len_tokens),
+            canvas_tokens=len(spec.prompt_token_ids) + generated_tokens,
+            canvas_generated_tokens=generated_tokens,
         )
-
-    @property
-    def canvas_tokens(self) -> int:
-        """Prompt plus generated positions."""
-        return len(self.spec.prompt_token_ids) + self.canvas_generated_tokens
 
     @property
     def decode_step_tokens(self) -> int:
@@ -182,11 +182,6 @@ class Request:
         if mode is CacheMode.DUAL:
             return length
         return self.canvas_generated_tokens - self.block * length if mode is CacheMode.PREFIX else self.canvas_tokens
-
-    @property
-    def id(self) -> RequestId:
-        """The request's id."""
-        return self.spec.request_id
 
     @property
     def queue_key(self) -> tuple[float, RequestId]:
@@ -271,7 +266,7 @@ class Request:
 
     def start_next_block(self, now: float) -> None:
         """Commit the current block in full and turn to the next."""
-        self.committed.extend(self.shown[position] for position in self.block_range)
+        self.committed += [self.shown[position] for position in self.block_range]
         self.block += 1
         self.attempt = 0
         self.uncounted_attempts = 0
@@ -286,8 +281,8 @@ class Request:
         new = dict(zip(delta.positions, delta.token_ids, strict=True))
         if len(new) == len(delta.positions) and self.shown.keys().isdisjoint(new):
             # Nothing was shown before, as almost always: the delta can go on as it is.
-            self.shown |= new
-            self.revealed |= new.keys()
+            self.shown.update(new)
+            self.revealed.update(new)
             return (delta if new else None), 0
         fresh: list[int] = []
         differing = 0
@@ -322,7 +317,7 @@ class Request:
         if self.on_last_block != (completion.finish is FinishReason.LENGTH):
             return False
         end = min(self.block_range.stop, self.spec.max_tokens)
-        return all(position in self.revealed for position in range(self.block_range.start, end))
+        return self.revealed.issuperset(range(self.block_range.start, end))
 
     def _check(self, origin: State, target: State, now: float) -> None:
         if target not in LAWFUL_MOVES[origin]:

@@ -140,12 +140,12 @@ class Roster(Generic[W]):
 
     def _merge(self, node: int) -> bool:
         """Recompute an inner node; True when it changed."""
-        left, right = 2 * node, 2 * node + 1
-        room = max(self._room[left], self._room[right])
-        rank = min(self._rank[left], self._rank[right])
-        if room == self._room[node] and rank == self._rank[node]:
+        rooms, ranks, left, right = self._room, self._rank, 2 * node, 2 * node + 1
+        room = max(rooms[left], rooms[right])
+        rank = min(ranks[left], ranks[right])
+        if room == rooms[node] and rank == ranks[node]:
             return False
-        self._room[node], self._rank[node] = room, rank
+        rooms[node], ranks[node] = room, rank
         return True
 
     def _slot_after(self, worker_id: WorkerId) -> int:

@@ -31,6 +31,9 @@ class Admission:
     stop: Stop
 
 
+NOTHING_WAITS = Admission(admitted=0, tokens=0, stop=Stop.DRAINED)
+
+
 class DeficitTokenBudget:
     """Algorithm 1 (arXiv 2607.04206): decodes first, whole prefills in strict order within tau - decode tokens + D.
 
@@ -89,6 +92,9 @@ class DeficitTokenBudget:
         `decode_tokens`: sum over the iteration's decodes, 0 when it has none. `prefill_tokens`: canvases of the waiting
         prefills in queue order. `reserve(i)` takes the pages of prefill i, or returns False and takes none.
         """
+        if not prefill_tokens:
+            self._deficit_tokens = self._head_credit_tokens = 0
+            return NOTHING_WAITS
         fresh_tokens = self.token_budget_tokens - decode_tokens
         admitted = tokens = 0
         stop = Stop.DRAINED
@@ -114,7 +120,7 @@ class DeficitTokenBudget:
             self._deficit_tokens = max(0, self._deficit_tokens - max(0, admission.tokens - fresh_tokens))
         else:
             # A trickle of small prefills would otherwise bank budget without end and spend it in one long stall.
-            self._deficit_tokens = min(left_tokens, self.token_budget_tokens) if admission.admitted else 0
+            self._deficit_tokens = min(left_tokens, self.token_budget_tokens)
         if admission.admitted or admission.stop is Stop.DRAINED:
             self._head_credit_tokens = 0
         elif admission.stop is Stop.BUDGET:
@@ -128,6 +134,8 @@ def admit_prefill_batch(
 
     Arguments as in `DeficitTokenBudget.admit`; source: reference notes (algorithms, section 4).
     """
+    if not prefill_tokens:
+        return NOTHING_WAITS
     admitted = tokens = 0
     for index, canvas_tokens in enumerate(prefill_tokens):
         if admitted and tokens + canvas_tokens > max_batch_tokens:

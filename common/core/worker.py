@@ -150,7 +150,7 @@ class WorkerCore:
             case KvSendEnded():
                 self._retention.send_ended(event.attempt)
             case LifeEnded():
-                for attempt in [block.attempt for block in self._blocks] + [*self._retention.offered]:
+                for attempt in (*self._blocks.attempts, *self._retention.offered):
                     self._end_attempt(attempt, Reason.STALE_INCARNATION, "this worker life was fenced")
             case WorkerTick():
                 pass
@@ -188,7 +188,7 @@ class WorkerCore:
         self._arrivals += 1
 
     def _attempts_at_block_of(self, new: BlockAttempt) -> list[BlockAttempt]:
-        here = [block.attempt for block in self._blocks] + [*self._retention.offered, *self._retention.withdrawn]
+        here = (*self._blocks.attempts, *self._retention.offered, *self._retention.withdrawn)
         return [a for a in here if a.request_id == new.request_id and a.block == new.block]
 
     def _refusal(self, work: BlockWork, same_block: list[BlockAttempt]) -> SendFailure | None:
@@ -309,7 +309,8 @@ class WorkerCore:
             return
         for block in (*decodes, *prefills):
             block.in_forward = True
-        self._running = Iteration.of(self._last.number + 1, decodes, prefills)
+        number, tokens = self._last.number + 1, admission.tokens
+        self._running = Iteration.of(number, decodes, prefills, decode_tokens=decode_tokens, prefill_tokens=tokens)
         self._effects.append(self._running.command)
 
     def _admit(self, waiting: tuple[WorkerBlock, ...], decode_tokens: int) -> Admission:

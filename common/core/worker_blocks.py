@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from common.core.ids import BlockAttempt
 from common.core.worker_block import Stage, WorkerBlock
@@ -28,6 +28,11 @@ class WorkerBlocks:
 
     def __getitem__(self, attempt: BlockAttempt) -> WorkerBlock:
         return self._all[attempt]
+
+    @property
+    def attempts(self) -> Collection[BlockAttempt]:
+        """Every attempt that is here, in order of arrival."""
+        return self._all.keys()
 
     def get(self, attempt: BlockAttempt) -> WorkerBlock | None:
         """The block of that attempt, if it is here."""

@@ -21,14 +21,22 @@ class Iteration:
     prefill_tokens: int
 
     @classmethod
-    def of(cls, number: int, decodes: Sequence[WorkerBlock], prefills: Sequence[WorkerBlock]) -> Iteration:
+    def of(
+        cls,
+        number: int,
+        decodes: Sequence[WorkerBlock],
+        prefills: Sequence[WorkerBlock],
+        *,
+        decode_tokens: int,
+        prefill_tokens: int,
+    ) -> Iteration:
         """The batch of these blocks."""
         return cls(
             number=number,
             decodes=tuple([block.attempt for block in decodes]),
             prefills=tuple([block.attempt for block in prefills]),
-            decode_tokens=sum([block.decode_step_tokens for block in decodes]),
-            prefill_tokens=sum([block.canvas_tokens for block in prefills]),
+            decode_tokens=decode_tokens,
+            prefill_tokens=prefill_tokens,
         )
 
     @property
@@ -42,4 +50,4 @@ class Iteration:
         return RunIteration(iteration=self.number, decodes=self.decodes, prefills=self.prefills)
 
 
-NO_ITERATION = Iteration.of(0, (), ())
+NO_ITERATION = Iteration(number=0, decodes=(), prefills=(), decode_tokens=0, prefill_tokens=0)

@@ -54,7 +54,9 @@ class Network:
         arrival_s = self._agenda.now + self.delay_s(worker_id)
         if settings.reorder_rate and self._draws.unit() < settings.reorder_rate:
             arrival_s += self._draws.unit() * settings.hold_up_s
-        lane.free_s = arrival_s = max(lane.free_s, arrival_s)
+        if arrival_s < lane.free_s:
+            arrival_s = lane.free_s
+        lane.free_s = arrival_s
         self._agenda.at(arrival_s, deliver, *args)
         if not once and settings.duplicate_rate and self._draws.unit() < settings.duplicate_rate:
             self._agenda.at(arrival_s + self._draws.unit() * settings.hold_up_s, deliver, *args)

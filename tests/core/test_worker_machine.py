@@ -37,7 +37,11 @@ MUTANTS = {
         "tokens + canvas_tokens > fresh_tokens + self._deficit_tokens",
         "tokens > fresh_tokens + self._deficit_tokens",
     ),
-    "keeps the deficit when idle": ("token_budget", "if admission.admitted else 0", "if True else 0"),
+    "keeps the deficit when idle": (
+        "token_budget",
+        "self._deficit_tokens = self._head_credit_tokens = 0",
+        "self._head_credit_tokens = 0",
+    ),
     "lets a prefill starve": ("token_budget", "self._head_credit_tokens += self.min_share_tokens", "pass"),
     "spends the credit of waiting twice": (
         "token_budget",
