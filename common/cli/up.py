@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="interface the gateway listens on (default %(default)s)")
     parser.add_argument(
         "--grpc-port",
-        type=int,
+        type=_whole,
         default=DEFAULT_GRPC_PORT,
         metavar="P",
         help="the gateway's port (default %(default)s)",
@@ -62,7 +62,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help="how prefills and decodes share the workers (default hybrid)",
     )
     parser.add_argument(
-        "--schedulers", type=int, default=1, metavar="S", help="one leads, the others stand by (default 1)"
+        "--schedulers", type=_whole, default=1, metavar="S", help="one leads, the others stand by (default 1)"
     )
     parser.add_argument(
         "--registry",
@@ -71,8 +71,8 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the registry is kept: memory, or redis://host:port/db (default memory; with several schedulers, "
         "which agree there on their leader, a redis-server of this cluster's own)",
     )
-    parser.add_argument("--prefill-workers", type=int, metavar="N", help="prefill workers (default 1; colocated: 0)")
-    parser.add_argument("--decode-workers", type=int, default=1, metavar="M", help="decode workers (default 1)")
+    parser.add_argument("--prefill-workers", type=_whole, metavar="N", help="prefill workers (default 1; colocated: 0)")
+    parser.add_argument("--decode-workers", type=_whole, default=1, metavar="M", help="decode workers (default 1)")
     parser.add_argument(
         "--token-budget",
         type=tokens_or_auto,
@@ -119,7 +119,9 @@ def _add_worker_arguments(parser: argparse.ArgumentParser) -> None:
         choices=DTYPE_CHOICES,
         help="type of weights and K/V (default auto: float32 on cpu, bfloat16 on cuda)",
     )
-    parser.add_argument("--kv-pages", type=int, default=0, metavar="N", help="KV pages per worker (default: what fits)")
+    parser.add_argument(
+        "--kv-pages", type=_whole, default=0, metavar="N", help="KV pages per worker (default: what fits)"
+    )
     parser.add_argument(
         "--kv-transport",
         default="tcp",
@@ -178,10 +180,20 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
     )
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
+
+
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more, not {text!r}")
     return value
 
 

@@ -232,6 +232,17 @@ def test_bad_flag_is_named(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("word", ["nan", "-inf", "1e400", "", "x"])
+@pytest.mark.parametrize("flag", ["--schedulers", "--prefill-workers", "--kv-pages", "--grpc-port", "--drain-s"])
+def test_what_is_no_number_is_refused_with_what_is_allowed(
+    flag: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["up", f"{flag}={word}"])
+    allowed = "number of seconds, 0 or more" if flag == "--drain-s" else "whole number"
+    assert capsys.readouterr().err == f"sangam up: error: argument {flag}: must be a {allowed}, not {word!r}\n"
+
+
 def test_unknown_mode_is_refused_with_the_modes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["up", "--mode", "fast"])

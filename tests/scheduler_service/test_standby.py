@@ -72,6 +72,7 @@ async def test_a_standby_refuses_everything_by_one_reason_until_it_leads(
     calls = [
         collect(standby.stub.Schedule(make_request())),
         beat.read(),
+        standby.stub.CancelSchedule(scheduler_pb2.CancelScheduleRequest(request_id="r")),
         standby.stub.RegisterWorker(registration(worker)),
         standby.stub.GetClusterState(scheduler_pb2.GetClusterStateRequest()),
         standby.stub.DrainWorker(scheduler_pb2.DrainWorkerRequest(worker_id="w")),
