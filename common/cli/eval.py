@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from common.cli.arguments import folder
 from common.cli.default_model import default_model_dir
 from common.cli.interrupt import Interrupted
 from common.cli.main import EXIT_INTERRUPTED
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_place_arguments(parser)
     parser.add_argument("--wrong", type=int, default=0, metavar="N", help="show N wrong answers of each setting")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write quality.png there (needs matplotlib)")
+    parser.add_argument("--plot", type=folder, metavar="DIR", help="write quality.png there (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -167,7 +168,9 @@ def _add_place_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="questions at once: of one forward here, of calls to a cluster (default %(default)s)",
     )
-    group.add_argument("--model", metavar="DIR", type=Path, help="local: checkpoint folder (default: the built-in one)")
+    group.add_argument(
+        "--model", metavar="DIR", type=folder, help="local: checkpoint folder (default: the built-in one)"
+    )
     group.add_argument("--device", metavar="D", help="local: cpu or cuda:N (default cpu)")
     group.add_argument(
         "--dtype",

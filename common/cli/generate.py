@@ -7,8 +7,8 @@ import asyncio
 import math
 import os
 import sys
-from pathlib import Path
 
+from common.cli.arguments import folder
 from common.cli.default_model import default_model_dir
 from common.cli.gateway_client import OnText, generate_at, request_of
 from common.cli.generation_output import GenerationOutput
@@ -195,7 +195,7 @@ def _add_place_arguments(parser: argparse.ArgumentParser) -> None:
     local = parser.add_argument_group("without services")
     local.add_argument("--local", action="store_true", help="run the engine in this process")
     local.add_argument(
-        "--model", metavar="DIR", type=Path, help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
+        "--model", metavar="DIR", type=folder, help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
     )
     local.add_argument("--device", metavar="NAME", help="cpu (default), cuda, cuda:0, ...")
     local.add_argument("--dtype", choices=DTYPE_CHOICES, help="type of weights and K/V")

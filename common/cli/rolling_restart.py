@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
+from common.cli.arguments import folder
 from common.cli.restart_orders import DONE, FAILED, leave_order
 from common.cli.run_dir import find_run_dir, read_cluster_file
 from common.errors import SangamError
@@ -25,7 +25,9 @@ class RestartFailed(SangamError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sangam rolling-restart`."""
     parser.add_argument("services", nargs="*", metavar="SERVICE", help="names as `sangam up` shows them (default: all)")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the cluster (default: your only one's)")
+    parser.add_argument(
+        "--run-dir", type=folder, metavar="DIR", help="folder of the cluster (default: your only one's)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

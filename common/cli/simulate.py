@@ -8,8 +8,8 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from common.cli.arguments import folder
 from common.cli.plotting import check_plotting
 from common.cli.progress import Progress
 from common.errors import ConfigError
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run once for each value of an option; given twice, for each pair",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write PNG plots there (needs matplotlib)")
+    parser.add_argument("--plot", type=folder, metavar="DIR", help="write PNG plots there (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:

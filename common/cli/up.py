@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from common.checkpoint import check_checkpoint
+from common.cli.arguments import folder
 from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
 from common.cli.default_model import default_model_dir
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that every command shares which starts a cluster."""
     parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
+        "--model", type=folder, metavar="DIR", help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
     )
     parser.add_argument(
         "--mode",
@@ -95,10 +96,10 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long work in flight may take to end when a service is told to stop, in seconds (default %(default)g)",
     )
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder for logs (default: in the cache folder)")
+    parser.add_argument("--run-dir", type=folder, metavar="DIR", help="folder for logs (default: in the cache folder)")
     parser.add_argument(
         "--story-dir",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="folder that gets the story of each core, event by event, for `sangam replay` (default: none is written)",
     )

@@ -243,6 +243,16 @@ def test_what_is_no_number_is_refused_with_what_is_allowed(
     assert capsys.readouterr().err == f"sangam up: error: argument {flag}: must be a {allowed}, not {word!r}\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [("up", "--run-dir"), ("up", "--story-dir"), ("up", "--model"), ("simulate", "--plot"), ("eval", "--plot")],
+)
+def test_an_empty_folder_is_not_the_present_one(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, flag, ""])
+    assert capsys.readouterr().err == f"sangam {command}: error: argument {flag}: must name a folder, not be empty\n"
+
+
 def test_unknown_mode_is_refused_with_the_modes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["up", "--mode", "fast"])
