@@ -25,7 +25,16 @@ from common.errors import SangamError
 from tests.compose.docker_engine import DockerEngine, ProofFailed, docker_engine, output_of
 from tests.compose.image_checks import check_images
 from tests.compose.load import check_equal, repeated_attempts, run_at_once, run_quietly
-from tests.compose.stack import BASE_FILE, GPU_FILE, HOST_FILE, Stack, eventually, health_of, stack_environment
+from tests.compose.stack import (
+    BASE_FILE,
+    GPU_FILE,
+    HOST_FILE,
+    STANDBY_FILE,
+    Stack,
+    eventually,
+    health_of,
+    stack_environment,
+)
 
 TOTAL_TIMEOUT_S = 13 * 60.0
 """For everything but the clean-up."""
@@ -53,7 +62,7 @@ class Proof:
             ("compose files are read with every override", self.read_files),
             ("both images build", self.build),
             ("the images hold what they should", self.check_contents),
-            ("the plain stack can be created", self.create_plain),
+            ("the plain stack can be created, and one with a standby", self.create_plain),
             ("the stack is healthy within 60 s", self.start),
             ("a request over gRPC", self.one_request),
             ("fifty requests, two at a time", self.run_quiet),
@@ -69,7 +78,8 @@ class Proof:
 
     async def read_files(self) -> str:
         """`config` accepts the base file alone and with each override."""
-        combinations = [(BASE_FILE,), (BASE_FILE, HOST_FILE), (BASE_FILE, GPU_FILE), (BASE_FILE, HOST_FILE, GPU_FILE)]
+        alone = [(BASE_FILE,), (BASE_FILE, HOST_FILE), (BASE_FILE, GPU_FILE), (BASE_FILE, STANDBY_FILE)]
+        combinations = [*alone, (BASE_FILE, HOST_FILE, GPU_FILE), (BASE_FILE, GPU_FILE, STANDBY_FILE)]
         for files in combinations:
             await replace(self.stack, files=files).compose("config", "--quiet")
         return f"{len(combinations)} combinations by `{' '.join(self.stack.engine.compose)}`"
@@ -87,7 +97,13 @@ class Proof:
 
     async def create_plain(self) -> str:
         """The engine accepts the containers of the plain file; they are not started: they would leave loopback."""
-        plain = replace(self.stack, project=f"{PROJECT}-plain", files=(BASE_FILE,))
+        alone, with_standby = [await self._created(files) for files in ((BASE_FILE,), (BASE_FILE, STANDBY_FILE))]
+        _check(with_standby == alone + 1, f"{alone} containers, {with_standby} with a standby scheduler")
+        return f"{alone} and {with_standby} containers, one published port, on 127.0.0.1"
+
+    async def _created(self, files: tuple[str, ...]) -> int:
+        """Number of containers that the engine creates for these files; their one published port is the gateway's."""
+        plain = replace(self.stack, project=f"{PROJECT}-plain", files=files)
         try:
             await plain.compose("up", "--no-start")
             created = await plain.containers()
@@ -97,7 +113,7 @@ class Proof:
         ports = [port for bindings in published for port in (bindings or {}).items()]
         wanted = [{"HostIp": "127.0.0.1", "HostPort": self.stack.variables["GATEWAY_PORT"]}]
         _check(ports == [("50051/tcp", wanted)], f"published: {ports}")
-        return f"{len(created)} containers, one published port, on 127.0.0.1"
+        return len(created)
 
     async def start(self) -> str:
         """`up`, then every container healthy in time."""

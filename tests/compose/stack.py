@@ -19,6 +19,7 @@ COMPOSE_DIR = Path(__file__).parents[2] / "compose"
 BASE_FILE = "docker-compose.yaml"
 HOST_FILE = "docker-compose.host.yaml"
 GPU_FILE = "docker-compose.gpu.yaml"
+STANDBY_FILE = "docker-compose.standby.yaml"
 PORT_VARIABLES = ("GATEWAY_PORT", "SCHEDULER_PORT", "KV_STORE_PORT", "REDIS_PORT")
 COMMAND_TIMEOUT_S = 90.0
 POLL_S = 0.25
