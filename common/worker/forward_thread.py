@@ -25,6 +25,11 @@ JOIN_TIMEOUT_S = 30.0
 """Longest wait for a forward that is still running when the process wants to end."""
 
 
+LAYERS_INTERVAL_S = 0.005
+"""Least time between two words about layers: less of a forward is read as fast when it has ended, and each word takes
+the interpreter from the forward, and wakes two event loops."""
+
+
 class ForwardEngine(Protocol):
     """The part of `common.engine.engine.Engine` that the forward thread calls."""
 
@@ -62,8 +67,9 @@ class ForwardThread:
 
     `complete` is called on the thread itself with each outcome and answers the job to run next (None: wait for
     `submit`). `on_failed` and `on_layer` are called on the event loop; the latter with the prefills of the batch, the
-    layer whose K/V is in the pool, and what `fence` returned for it on this thread. A forward or a `complete` that
-    raises is a bug of this process: `on_failed` is called once and the thread ends.
+    layer up to which K/V is in the pool, and what `fence` returned for it on this thread. Where that is None, so that
+    the layer is computed already, at most once per `LAYERS_INTERVAL_S`: the forward's end tells the rest. A forward or
+    a `complete` that raises is a bug of this process: `on_failed` is called once and the thread ends.
     """
 
     def __init__(
@@ -146,7 +152,17 @@ class ForwardThread:
         on_layer = self._on_layer
         if on_layer is None or not run.prefills:
             return None
-        return lambda layer: self._post(on_layer, run.prefills, layer, self._fence())
+        told_at_s = time.monotonic()
+
+        def computed(layer: int) -> None:
+            nonlocal told_at_s
+            fence, now_s = self._fence(), time.monotonic()
+            # A device is still at it, and how long it takes nobody knows.
+            if fence is not None or now_s - told_at_s >= LAYERS_INTERVAL_S:
+                told_at_s = now_s
+                self._post(on_layer, run.prefills, layer, fence)
+
+        return computed
 
     def _apply(self, change: OpenBlock | CloseBlock) -> None:
         if isinstance(change, CloseBlock):

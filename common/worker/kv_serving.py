@@ -71,7 +71,7 @@ class KvServing:
         self._add(attempt, page_ids, None)
 
     def layer_computed(self, attempts: Sequence[BlockAttempt], layer: int, fence: Fence) -> None:
-        """That layer of the announced `attempts` (others are passed over) is in the pool, or will be at `fence`."""
+        """The announced `attempts` (others are passed over) are in the pool up to that layer, or will be at `fence`."""
         for attempt in attempts:
             if (offer := self._offers.get(attempt)) is not None and offer.lease_deadline_s is None:
                 offer.progress.note_layer(layer, fence)

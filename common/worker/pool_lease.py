@@ -19,13 +19,16 @@ class LayerProgress:
         self._clock = clock
         self._computed_at_s: float | None = None
         self._reached = [asyncio.Event() for _ in range(layers)]
+        self._known = 0
         self._fences: list[Fence] = [None] * layers
         self._first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def note_layer(self, layer: int, fence: Fence) -> None:
-        """That layer is in the pool, or will be at `fence`."""
-        self._fences[layer] = fence
-        self._reached[layer].set()
+        """That layer and all before it are in the pool, or will be at `fence`."""
+        for index in range(self._known, layer + 1):
+            self._fences[index] = fence
+            self._reached[index].set()
+        self._known = layer + 1
         if layer == len(self._reached) - 1:
             self._computed_at_s = self._clock.now()
 
