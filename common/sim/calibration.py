@@ -18,7 +18,7 @@ from common.sim.cost_model import LinearCost
 
 Matrix = list[list[float]]
 
-_FORM = 'a JSON file with a list of steps, or an object with "steps"'
+_FORM = 'a JSON file with a list of steps, or an object with "steps", or stories of workers'
 _MAX_TOKENS = 1_000_000_000
 _MAX_S = 1_000_000
 

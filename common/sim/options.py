@@ -19,6 +19,7 @@ from common.sim.faults import SPEC_FORM, FaultSettings, parse_faults
 from common.sim.network import NetworkSettings
 from common.sim.presets import PRESETS, Preset, find_preset
 from common.sim.settings import Settings
+from common.sim.story_steps import is_story, steps_of_stories
 from common.workload.arrivals import SPEC_FORMS as ARRIVAL_FORMS
 from common.workload.arrivals import Arrivals, TraceArrivals, parse_arrivals
 from common.workload.lengths import SPEC_FORMS as LENGTH_FORMS
@@ -41,7 +42,8 @@ OPTIONS: Mapping[str, str] = {
     "qps": f"mean arrivals per second, over all cells (default {DEFAULT_QPS}, or as the trace has it)",
     "requests": "how many requests (default 2000)",
     "seed": "of arrivals, lengths, tokens and faults (default 0)",
-    "calibrate": "JSON of measured step times to use in place of the preset's roofline",
+    "calibrate": "measured step times to use in place of the preset's roofline: JSON, a worker's story, or a folder of "
+    "stories",
     "arrivals": f"{ARRIVAL_FORMS} (default poisson, or trace where a trace has times)",
     "prompt-tokens": f"prompt lengths in place of the workload's: {LENGTH_FORMS}",
     "output-tokens": "output lengths in place of the workload's, same forms",
@@ -102,7 +104,8 @@ def build_run(settings: Settings) -> Run:
 def _cost(preset: Preset, settings: Settings) -> tuple[StepCost, str]:
     if "calibrate" in settings:
         path = Path(settings.text("calibrate"))
-        calibration = fit(read_steps(path, option="--calibrate"), option="--calibrate")
+        read = steps_of_stories if is_story(path) else read_steps
+        calibration = fit(read(path, option="--calibrate"), option="--calibrate")
         cost = calibration.cost
         note = (
             f"{path}: a step takes {cost.launch_s * 1e3:.3g} ms, {cost.prefill_token_s * 1e6:.3g} us per prefill token "

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from common.core.params import CacheMode, ConfidenceQuota
 from common.generation_input import GenerationInput
+from common.sim.calibration import fit
+from common.sim.story_steps import steps_of_stories
 from common.story.replay import replay
 from tests.integration.cluster_help import all_pages_free, ask, eventually, random_model, running_cluster, state_of
 
@@ -43,8 +45,17 @@ async def test_live_services_are_replayed_to_equal_effects(tmp_path: Path) -> No
     assert [found.parting for found in told.values()] == [None] * len(told)
     assert {found.service for found in told.values()} == {"scheduler", "kv_store", "prefill-0", "decode-0"}
     assert all(found.effects > 10 for found in told.values() if found.service in ("scheduler", "decode-0"))
+    check_measured(stories)
     scheduler = next(path for path, found in told.items() if found.service == "scheduler")
     check_tampered(scheduler)
+
+
+def check_measured(stories: Path) -> None:
+    """What the simulator takes from the same stories: the forwards of both kinds of workers."""
+    steps = steps_of_stories(stories, option="--calibrate")
+    assert any(step.prefill_tokens for step in steps) and any(step.decode_tokens for step in steps)
+    cost = fit(steps, option="--calibrate").cost
+    assert cost.launch_s + cost.prefill_token_s + cost.decode_token_s > 0.0
 
 
 def check_tampered(path: Path) -> None:
