@@ -13,6 +13,9 @@ from common.core.worker_iteration import Iteration
 SMOOTHING = 0.05
 """Weight of the newest measurement in each running mean."""
 
+GAP_SMOOTHING = 0.01
+"""The same, of the gap that a target is compared with: few gaps hold a prefill, and those are long."""
+
 
 class _Line:
     """A least-squares line through recent points (x, y), both at least 0; older points count less."""
@@ -57,7 +60,7 @@ class BudgetTuner:
     A target for the decode gap G, if there is one, bounds K from above: with n decodes and a gap of g now, n G / g.
     It is where the gap is G (a block on its way may exceed it), or 1 where even that is too many. Since g = A + B n,
     with B what each block adds, n' = n G / (A + B n) grows with n, and at n' = n by A / G < 1 per n: it gets there
-    from anywhere without overshooting.
+    from anywhere, and stays within a block of it.
 
     Stability: M, c, A and a prefill's own cost p do not depend on K; D = A + b K does, and P = D + p. One block more
     makes D longer by b, and the answer larger by (b K / D) * (S p / (D + S p)): two factors below 1, so it settles.
@@ -72,7 +75,8 @@ class BudgetTuner:
         self._most_blocks = config.max_batch_size
         self._target_gap_s = config.target_decode_gap_s
         self._gap_s = RunningMean(SMOOTHING)
-        self._decodes = RunningMean(SMOOTHING)
+        self._long_gap_s = RunningMean(GAP_SMOOTHING)
+        self._decodes = RunningMean(GAP_SMOOTHING)
         self._plain_s = RunningMean(SMOOTHING)
         self._mixed_s = RunningMean(SMOOTHING)
         self._per_token_s = RunningMean(SMOOTHING)
@@ -137,9 +141,9 @@ class BudgetTuner:
 
     def _within_gap(self, blocks: float) -> float:
         """So many blocks, or as many as the target of the decode gap leaves of them."""
-        if not self._target_gap_s or not self._gap_s.value:
+        if not self._long_gap_s.value:
             return blocks
-        return min(blocks, self._decodes.value * self._target_gap_s / self._gap_s.value)
+        return min(blocks, self._decodes.value * self._target_gap_s / self._long_gap_s.value)
 
     def observe_block(self, forwards: int) -> None:
         """A block is complete after so many forwards, its prefill included."""
@@ -153,5 +157,7 @@ class BudgetTuner:
         """A decode of this iteration saw the time since the iteration before it, if that ran without a pause."""
         if iteration.decode_tokens and self._gap_from_s is not None:
             self._gap_s.add(now - self._gap_from_s)
-            self._decodes.add(len(iteration.decodes))
+            if self._target_gap_s:
+                self._long_gap_s.add(now - self._gap_from_s)
+                self._decodes.add(len(iteration.decodes))
         self._gap_from_s = now

@@ -129,10 +129,9 @@ def test_a_target_of_the_decode_gap_is_met_within_a_block_from_anywhere(start: i
     assert target_gap_s - each_s < one.tuner.decode_gap_s < target_gap_s + each_s
 
 
-def test_it_comes_to_the_target_without_overshooting() -> None:
-    for start in (1, 12, 30, 60):
-        wanted = Hardware(target_gap_s=0.03).settle(start, rounds=100)
-        assert wanted == sorted(wanted), start
+def test_noise_moves_what_a_target_leaves_by_one_block_at_most() -> None:
+    wanted = Hardware(wobble=0.2, target_gap_s=0.03).settle(5, rounds=200)[-150:]
+    assert max(wanted) - min(wanted) <= 1
 
 
 def test_a_target_out_of_reach_leaves_one_block_and_the_one_on_its_way() -> None:
