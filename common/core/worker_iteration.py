@@ -10,7 +10,7 @@ from common.core.worker_block import WorkerBlock
 from common.core.worker_effects import RunIteration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Iteration:
     """Batch number `number` (from 1): decodes first, then whole prefills, with their query tokens."""
 

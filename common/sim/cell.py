@@ -70,7 +70,7 @@ class SimCell:
 
     def apply(self, event: SchedulerEvent) -> None:
         """Let the core handle an event. Raises WireError for a refused submission."""
-        world, now = self._world, self._world.now
+        world, now = self._world, self._world.agenda.now
         world.recorder.core_events += 1
         effects = self.core.handle(event, now)
         world.digest.add(now, self.name, effects)
@@ -107,7 +107,7 @@ class SimCell:
         self._world.agenda.after(self._world.network.delay_s(worker_id), self._world.data_plane.lose, effect.life)
 
     def _publish_step(self, effect: fx.PublishStep) -> None:
-        self._world.recorder.published(effect.request_id, effect.step, self._world.now)
+        self._world.recorder.published(effect.request_id, effect.step, self._world.agenda.now)
 
     def _publish_block(self, effect: fx.PublishBlock) -> None:
         self._world.recorder.committed(effect.request_id, effect.placement, self._world.now)

@@ -40,7 +40,7 @@ class RequestRecord:
     last_step_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class ForwardRecord:
     """One forward of one worker."""
 
