@@ -236,7 +236,8 @@ class Fleet:
         colocated = config.mode is ServingMode.COLOCATED
         self._writers = self._roster(writers, PREFILL_POLICIES[config.prefill_policy])
         self._locals = self._roster(
-            decoders, COLOCATED_POLICIES[config.colocated_policy] if colocated else LEAST_OUTSTANDING_TOKENS
+            decoders if colocated or config.overflows else [],
+            COLOCATED_POLICIES[config.colocated_policy] if colocated else LEAST_OUTSTANDING_TOKENS,
         )
         policy = DECODE_POLICIES[config.decode_policy]
         by_layout: dict[str, list[WorkerAccount]] = {}
@@ -259,7 +260,8 @@ class Fleet:
         if account.spec.role is Role.PREFILL:
             self._writers.refresh(worker_id)
             return
-        self._locals.refresh(worker_id)
+        if worker_id in self._locals:
+            self._locals.refresh(worker_id)
         if self._readers:
             self._readers[account.spec.layout_fingerprint].refresh(worker_id)
         free_tokens = self._count_free(account)

@@ -113,9 +113,10 @@ class WorkerCore:
 
     def next_wakeup(self) -> float | None:
         """When a `WorkerTick` is due: the next lease or page wait to end; None when none is running."""
-        waits = [due for due, _ in self._blocks.page_waits(self._config.kv_page_wait_s)]
-        expiry = self._retention.next_expiry()
-        return min(waits if expiry is None else [*waits, expiry], default=None)
+        wait_end, expiry = self._blocks.next_page_wait_end(self._config.kv_page_wait_s), self._retention.next_expiry()
+        if wait_end is None or expiry is None:
+            return expiry if wait_end is None else wait_end
+        return min(wait_end, expiry)
 
     def check_conservation(self) -> None:
         """Assert that pages add up and every block is exactly where its stage says."""
@@ -309,8 +310,7 @@ class WorkerCore:
             return
         for block in (*decodes, *prefills):
             block.in_forward = True
-        number, tokens = self._last.number + 1, admission.tokens
-        self._running = Iteration.of(number, decodes, prefills, decode_tokens=decode_tokens, prefill_tokens=tokens)
+        self._running = Iteration.of(self._last.number + 1, decodes, prefills, decode_tokens, admission.tokens)
         self._effects.append(self._running.command)
 
     def _admit(self, waiting: tuple[WorkerBlock, ...], decode_tokens: int) -> Admission:
@@ -359,8 +359,8 @@ class WorkerCore:
         if retained:
             self._close(block)
             self._blocks.remove(block.attempt)
-            offer = self._retention.retain(block.attempt, canvas_tokens=block.canvas_tokens, now=self._now)
-            self._effects.append(offer)
+            canvas_tokens = block.canvas_tokens
+            self._effects.append(self._retention.retain(block.attempt, canvas_tokens=canvas_tokens, now=self._now))
         else:
             self._drop(block)
         self._effects.append(

@@ -100,6 +100,11 @@ class WorkerBlocks:
             if block.pages_awaited_since_s is not None and block.source is not None
         ]
 
+    def next_page_wait_end(self, wait_s: float) -> float | None:
+        """When the first of those waits ends; None when there is none."""
+        waits = self.page_waits(wait_s)
+        return min([due for due, _ in waits]) if waits else None
+
     def holding_pages(self) -> set[BlockAttempt]:
         """Attempts that must own pages by their stage."""
         return {a for a, block in self._all.items() if block.stage not in (Stage.QUEUED, Stage.WAITING_PAGES)}

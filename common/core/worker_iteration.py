@@ -26,7 +26,6 @@ class Iteration:
         number: int,
         decodes: Sequence[WorkerBlock],
         prefills: Sequence[WorkerBlock],
-        *,
         decode_tokens: int,
         prefill_tokens: int,
     ) -> Iteration:
