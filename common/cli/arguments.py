@@ -1,9 +1,13 @@
-"""Types of command-line arguments that several commands share; each raises what argparse shows as one line."""
+"""What several commands ask of their arguments; a type raises what argparse shows as one line."""
 
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 from pathlib import Path
+
+from common.errors import ConfigError
 
 
 def folder(text: str) -> Path:
@@ -11,3 +15,13 @@ def folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("must name a folder, not be empty")
     return Path(text)
+
+
+def make_folder(path: Path, option: str) -> None:
+    """Make the folder that `option` names when it is absent. Raises ConfigError unless it can be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be made or written to: {error.strerror}") from None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
+from common.cli.arguments import make_folder
 from common.errors import ConfigError
 
 
@@ -20,9 +20,6 @@ def cache_dir() -> Path:
 def make_cache_folder(folder: Path) -> None:
     """Make a folder below `cache_dir`, with its parents. Raises ConfigError when it cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        hint = "set SANGAM_CACHE_DIR to a folder that can be written"
-        raise ConfigError(f"cache folder {folder}: {error.strerror}; {hint}") from None
+        make_folder(folder, "cache folder")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; set SANGAM_CACHE_DIR to a folder that can be written") from None

@@ -12,8 +12,9 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 
+from common.cli.arguments import make_folder
 from common.cli.cluster_config import ClusterConfig
-from common.cli.run_dir import CLUSTER_FILE, RunningCluster, make_run_dir
+from common.cli.run_dir import CLUSTER_FILE, RunningCluster
 from common.cli.service_specs import ServiceSpecs
 from common.cli.status import fetch_state
 from common.cli.supervisor import ManagedProcess, ProcessSpec, ServiceFailed, stop_all
@@ -41,7 +42,7 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         """Start everything and wait until it serves. Raises `ServiceFailed`, with everything stopped again."""
-        make_run_dir(self.config.run_dir)
+        make_folder(self.config.run_dir, "--run-dir")
         try:
             await self._start()
         except BaseException:

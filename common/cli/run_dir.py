@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.cli.cache_dir import cache_dir, make_cache_folder
 from common.config_values import parse_addresses
-from common.errors import ConfigError, SangamError
+from common.errors import SangamError
 
 CLUSTER_FILE = "cluster.json"
 _LOOPBACK = frozenset({"127.0.0.1", "[::1]", "localhost"})
@@ -87,14 +87,6 @@ def _remove(run_dir: Path) -> None:
         run_dir.unlink()
     else:
         shutil.rmtree(run_dir, ignore_errors=True)
-
-
-def make_run_dir(run_dir: Path) -> None:
-    """Make a run's folder when it is absent. Raises ConfigError."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--run-dir: {run_dir} cannot be made: {error.strerror}") from None
 
 
 def read_cluster_file(run_dir: Path) -> RunningCluster | None:

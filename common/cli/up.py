@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import re
 import socket
 import sys
 from pathlib import Path
 
 from common.checkpoint import check_checkpoint
-from common.cli.arguments import folder
+from common.cli.arguments import folder, make_folder
 from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
 from common.cli.default_model import default_model_dir
@@ -153,9 +154,12 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
     if prefill_workers is None:
         prefill_workers = 0 if mode is ServingMode.COLOCATED else 1
     _check_counts(args, mode, prefill_workers)
+    _check_devices(args.device)
     model_dir: Path = (args.model or default_model_dir()).absolute()
     check_checkpoint(model_dir)
     load_text_codec(model_dir)
+    if args.story_dir is not None:
+        make_folder(args.story_dir, "--story-dir")
     return ClusterConfig(
         model_dir=model_dir,
         run_dir=(args.run_dir or new_run_dir()).absolute(),
@@ -229,6 +233,14 @@ def _check_counts(args: argparse.Namespace, mode: ServingMode, prefill_workers: 
     if prefill_workers < least or (most is not None and prefill_workers > most):
         allowed = "0" if most == 0 else f"{least} or more"
         raise ConfigError(f"--prefill-workers: must be {allowed} in {mode.value} mode, not {prefill_workers}")
+
+
+def _check_devices(names: str) -> None:
+    """Whether each is there, only a worker can tell: it takes torch."""
+    if not all(re.fullmatch(r"(cpu|cuda)(:\d+)?", name) for name in names.split(",")):
+        raise ConfigError(
+            f"--device: must be cpu, cuda or cuda:N, or several of them with commas between, not {names!r}"
+        )
 
 
 def check_port_free(host: str, port: int) -> None:

@@ -220,6 +220,8 @@ def test_port_in_use_is_refused_before_anything_starts(
         (("--overload-threshold", "-1"), "--overload-threshold"),
         (("--kv-pages", "-1"), "--kv-pages"),
         (("--grpc-port", "70000"), "--grpc-port"),
+        (("--device", "gpu"), "--device"),
+        (("--device", "cpu,"), "--device"),
     ],
 )
 def test_bad_flag_is_named(
@@ -279,14 +281,18 @@ def test_bad_checkpoint_is_named_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_that_cannot_be_made_is_one_line(
-    tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flag", ["--run-dir", "--story-dir"])
+def test_a_folder_that_cannot_be_made_is_one_line(
+    flag: str, tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     in_a_file = tmp_path / "file"
     in_a_file.write_text("")
-    assert main(["up", "--model", str(model_dir), "--grpc-port", "0", "--run-dir", str(in_a_file / "run")]) == 2
+    run_dir = tmp_path / "run"
+    words = ["up", "--model", str(model_dir), "--grpc-port", "0", "--run-dir", str(run_dir)]
+    assert main([*words, flag, str(in_a_file / "run")]) == 2
     error = capsys.readouterr().err
-    assert "--run-dir" in error and str(in_a_file / "run") in error
+    assert error.startswith(f"sangam up: error: {flag}: {in_a_file / 'run'} cannot be made")
+    assert not run_dir.exists()
     assert error.count("\n") == 1
 
 
