@@ -50,6 +50,7 @@ class ByteStream:
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
         self.half_sent = False
+        self._answer_may_come = False
         self._turn_bytes = 0
         self._low_water_bytes = 1
         self._unsent: list[memoryview] = []
@@ -128,13 +129,34 @@ class ByteStream:
     @contextlib.contextmanager
     def watch_input(self) -> Iterator[asyncio.Future[WireError]]:
         """A future that is done, with PEER_LOST, once the peer has sent something or closed its side: when it should
-        do neither, it is leaving."""
-        leaving = WireError(Reason.PEER_LOST, "the KV peer went away")
+        do neither, it is leaving. After `answer_may_come` only closing counts."""
+        heard: asyncio.Future[WireError] = self._loop.create_future()
+        self._answer_may_come = False
+
+        def wake() -> None:
+            # Whatever it is, it stays readable: one call is enough.
+            self._loop.remove_reader(self._fd)
+            if not heard.done() and not (self._answer_may_come and self._has_input()):
+                heard.set_result(WireError(Reason.PEER_LOST, "the KV peer went away"))
+
         self._set_low_water(1)
-        with self._called(self._loop.add_reader, self._loop.remove_reader, leaving) as heard:
+        self._loop.add_reader(self._fd, wake)
+        try:
             if self._ahead_start < self._ahead_end:
-                heard.set_result(leaving)
+                wake()
             yield heard
+        finally:
+            self._loop.remove_reader(self._fd)
+
+    def answer_may_come(self) -> None:
+        """From now on what the peer sends is no sign that it leaves: it may answer what is about to be sent."""
+        self._answer_may_come = True
+
+    def _has_input(self) -> bool:
+        try:
+            return bool(self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def _take_ahead(self, buffers: Sequence[memoryview]) -> int:
         """Fill `buffers` with what was received ahead; returns the number of bytes."""

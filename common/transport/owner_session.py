@@ -142,7 +142,7 @@ class OwnerSession:
                 asyncio.timeout(min(request.timeout_s, self._limits.read_timeout_s)),
                 CutShort(lease.revoked),
             ):
-                # While bytes are being sent a reader has nothing to say: it can only have left.
+                # Before the trailer a reader has nothing to say: it can only have left.
                 with self._stream.watch_input() as leaving:
                     async with CutShort(leaving):
                         await self._payloads.drive(self._send_layers(lease))
@@ -195,6 +195,8 @@ class OwnerSession:
                 await self._payloads.send(frame, run, lease.check, more=more)
         data = await lease.trailer()
         trailer = Trailer(data=data, computed_ago_s=lease.computed_ago_s())
+        # The reader may acknowledge the trailer before this side has heard that it has left.
+        self._stream.answer_may_come()
         await self._payloads.end(lease.layers - 1, trailer, lease.check)
 
     async def _until_acknowledged(self) -> None:
