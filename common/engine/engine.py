@@ -240,6 +240,8 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"device: {name!r} is not one of cpu, cuda, cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device: {name!r} is not one of cpu, cuda, cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    # torch keeps an index in one byte: cuda:256 would be cuda:0.
+    is_another = device.index is not None and str(device) != name
+    if device.type == "cuda" and (is_another or (device.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(f"device: {name!r} is not there; torch sees {torch.cuda.device_count()} CUDA devices")
     return device

@@ -123,6 +123,7 @@ def test_a_file_that_vanishes_between_check_and_load_is_named(tmp_path):
         ({"device": "tpu"}, "device"),
         ({"device": "meta"}, "device"),
         ({"device": "cuda:99"}, "device"),
+        ({"device": "cuda:256"}, "device"),
         ({"dtype": "float64"}, "dtype"),
         ({"num_pages": 0}, "num_pages"),
         ({"page_size_tokens": 0}, "page_size_tokens"),
