@@ -21,6 +21,7 @@ from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
 from common.cli.default_model import default_model_dir
 from common.cli.gateway_client import generate_at, request_of
+from common.cli.generate import DEFAULT_MAX_TOKENS
 from common.cli.interrupt import Interrupted, run_interruptible
 from common.cli.run_dir import new_run_dir
 from common.cli.supervisor import ServiceFailed
@@ -37,6 +38,7 @@ PROG = "sangam bench-overhead"
 ALLOWED_P50_S = 0.015
 """Most that the services should add at the median on an idle machine (the project's own figure)."""
 WARM_UP_REQUESTS = 3
+_WORD_PROBLEM = "Tom has 3 boxes of 4 pens and gives away 5. How many pens are left?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +86,13 @@ def say(line: str) -> None:
 
 
 def bench_requests() -> dict[str, GenerationInput]:
-    """What is measured, by name: 1 block and 4 blocks, with few and many forwards."""
+    """What is measured, by name: what `sangam generate` asks for by itself, then 1 and 4 blocks of many forwards."""
     base = GenerationInput(
         text="The river runs", token_ids=None, max_tokens=32, strategy=ConfidenceQuota(4), ignore_eos=True
     )
     return {
+        "a sum, defaults": GenerationInput(text="What is 27 plus 48?", token_ids=None, max_tokens=DEFAULT_MAX_TOKENS),
+        "a word problem, defaults": GenerationInput(text=_WORD_PROBLEM, token_ids=None, max_tokens=DEFAULT_MAX_TOKENS),
         "32 tokens, dual": base,
         "128 tokens, dual": replace(base, max_tokens=128),
         "128 tokens, none": replace(base, max_tokens=128, cache_mode=CacheMode.NONE),
@@ -104,7 +108,7 @@ async def _measure_all(args: argparse.Namespace, model_dir: Path) -> int:
     requests = bench_requests()
     local = LocalCheck.load(model_dir, tuple(requests.values()), device=args.device, dtype="auto")
     rows: list[tuple[str, ...]] = []
-    for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED):
+    for mode in (ServingMode.HYBRID, ServingMode.COLOCATED, ServingMode.DISAGGREGATED):
         config = ClusterConfig(
             model_dir=model_dir,
             run_dir=new_run_dir(),
