@@ -43,8 +43,8 @@ DEFAULT_MAX_INFLIGHT_REQUESTS = 4096
 DEFAULT_MAX_INFLIGHT_TOKENS = 8_388_608
 """Canvas tokens a gateway admits at once."""
 
-DEFAULT_REQUEST_TTL_S = 300.0
-"""How long a gateway keeps a finished request for clients that come back for it."""
+DEFAULT_REQUEST_TTL_S = 120.0
+"""How long a gateway keeps a finished request for clients that come back for it. Each takes some 6 KiB."""
 
 DEFAULT_MAX_KEPT_REQUESTS = 10_000
 """Finished requests that a gateway keeps."""
