@@ -33,18 +33,18 @@ def _explanation(request: WatchedRequest, before: Moment, after: Moment, faults:
     touching = [
         fault
         for fault in faults
-        if before.at_s < fault.begun_s < after.at_s and _touches(fault, request, before.tokens)
+        if (before.at_s < fault.begun_s < after.at_s or _lasts_into(fault, before.at_s))
+        and _touches(fault, request, before.tokens)
     ]
-    if touching:
-        # A pause or cut that had begun before goes on: a block that is sent there meanwhile waits for its end.
-        touching += [
-            fault
-            for fault in faults
-            if fault.kind in _HOLD_UP
-            and fault.begun_s <= before.at_s < fault.ended_s
-            and _touches(fault, request, before.tokens)
-        ]
-    return min(touching, key=lambda fault: (_GRAVITY[fault.kind], fault.begun_s), default=None)
+    # One that lasts explains a wait only where another one fell into it.
+    if all(fault.begun_s <= before.at_s for fault in touching):
+        return None
+    return min(touching, key=lambda fault: (_GRAVITY[fault.kind], fault.begun_s))
+
+
+def _lasts_into(fault: Fault, at_s: float) -> bool:
+    """Whether it is a pause or cut that had begun: a block that is sent there meanwhile waits for its end."""
+    return fault.kind in _HOLD_UP and fault.begun_s <= at_s < fault.ended_s
 
 
 def _touches(fault: Fault, request: WatchedRequest, tokens: int) -> bool:

@@ -166,13 +166,18 @@ async def test_the_command_lines_client_brings_along_what_it_has(cluster: Cluste
 
 
 @asynccontextmanager
-async def another_gateway(cluster: Cluster, folder: Path) -> AsyncIterator[str]:
-    """Address of a second gateway of the cluster, which runs meanwhile."""
+async def two_gateways(
+    cluster: Cluster, folder: Path
+) -> AsyncIterator[tuple[inference_pb2_grpc.InferenceServiceAsyncStub, inference_pb2_grpc.InferenceServiceAsyncStub]]:
+    """The cluster's gateway, and a second one that runs meanwhile."""
     spec = ServiceSpecs(cluster.config).gateway(schedulers=cluster.scheduler_address)
     other = ManagedProcess(spec, run_dir=folder, say=lambda line: None)
     await other.start(timeout_s=60)
     try:
-        yield other.address
+        async with open_channel(cluster.gateway_address) as here, open_channel(other.address) as there:
+            first: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(here)
+            second: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(there)
+            yield first, second
     finally:
         await other.stop(grace_s=10)
 
@@ -181,19 +186,15 @@ async def test_cancel_at_a_gateway_that_does_not_know_the_request_ends_it(cluste
     request = request_of(CASES["dual, within a block"][0])
     request.request_id = "cancelled-elsewhere"
     cancel = inference_pb2.CancelRequest(request_id=request.request_id)
-    async with (
-        another_gateway(cluster, tmp_path) as other,
-        open_channel(cluster.gateway_address) as here,
-        open_channel(other) as there,
-    ):
-        call = inference_pb2_grpc.InferenceServiceStub(here).Generate(request, timeout=60)
+    async with two_gateways(cluster, tmp_path) as (here, there):
+        call = here.Generate(request, timeout=60)
         await read_until(aiter(call), [], BLOCK_TOKENS)
-        assert (await inference_pb2_grpc.InferenceServiceStub(there).Cancel(cancel, timeout=30)).was_running
+        assert (await there.Cancel(cancel, timeout=30)).was_running
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_until(aiter(call), [], BLOCKS * BLOCK_TOKENS)
         assert caught.value.code() is grpc.StatusCode.CANCELLED
         await eventually(lambda: all_pages_free(cluster))
-        assert not (await inference_pb2_grpc.InferenceServiceStub(there).Cancel(cancel, timeout=30)).was_running
+        assert not (await there.Cancel(cancel, timeout=30)).was_running
 
 
 async def test_another_gateway_shares_a_request_that_runs_and_outlives_the_first(
@@ -204,15 +205,11 @@ async def test_another_gateway_shares_a_request_that_runs_and_outlives_the_first
     request.request_id = "of-two-gateways"
     expected = list(alone.run(wanted).token_ids)
     before = await work_of(cluster)
-    async with (
-        another_gateway(cluster, tmp_path) as other,
-        open_channel(cluster.gateway_address) as here,
-        open_channel(other) as there,
-    ):
-        call = inference_pb2_grpc.InferenceServiceStub(here).Generate(request, timeout=60)
+    async with two_gateways(cluster, tmp_path) as (here, there):
+        call = here.Generate(request, timeout=60)
         await read_until(aiter(call), [], BLOCK_TOKENS)
         tokens: list[int] = []
-        responses = aiter(inference_pb2_grpc.InferenceServiceStub(there).Generate(request, timeout=60))
+        responses = aiter(there.Generate(request, timeout=60))
         await read_until(responses, tokens, BLOCK_TOKENS)
         await kill_gateway(cluster)
         await read_until(responses, tokens, len(expected))
