@@ -1,8 +1,8 @@
-"""What the services add to a request: the same requests, one at a time, to the engine in process and to a cluster.
+"""What the services add to a request, side by side with the engine in process, in turns, request by request.
 
-Both sides use the same checkpoint and number of torch threads, and take turns request by request, so that whatever
-else the machine does falls on both. Times are of the whole request as its caller sees it, connecting included, as one
-`sangam generate` does it; loading the model is not counted.
+Two tables. `programs`: `sangam generate` at a cluster and `sangam generate --local`, as a user runs them. `warm`: a
+client and an engine that are warm in one process; the client's time includes connecting, as one `sangam generate` does
+it. In turns, so that whatever else the machine does falls on both.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import argparse
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.bench.percentile import percentile
+from common.bench.overhead_programs import SUM, WORD_PROBLEM, compare_programs, program_requests
+from common.bench.overhead_times import COLUMNS, Times
 from common.checkpoint import check_checkpoint
 from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
@@ -35,38 +37,41 @@ if TYPE_CHECKING:
     from common.cli.local_check import LocalCheck
 
 PROG = "sangam bench-overhead"
-ALLOWED_P50_S = 0.015
-"""Most that the services should add at the median on an idle machine (the project's own figure)."""
 WARM_UP_REQUESTS = 3
-_WORD_PROBLEM = "Tom has 3 boxes of 4 pens and gives away 5. How many pens are left?"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Seconds per request, paired: entry i of both lists is the same request, one right after the other."""
-
-    local_s: list[float]
-    services_s: list[float]
-
-    @property
-    def added_s(self) -> list[float]:
-        """What the services added to each request."""
-        return [services - local for local, services in zip(self.local_s, self.services_s, strict=True)]
+PROGRAMS, WARM = TABLES = ("programs", "warm")
+_MODES = (ServingMode.HYBRID, ServingMode.COLOCATED, ServingMode.DISAGGREGATED)
+_HEADER = ("mode", "request", *COLUMNS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `sangam bench-overhead`."""
+    parser.epilog = "About 12 minutes on 2 cores; none of its programs may take longer than a minute."
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="checkpoint folder (default: sangam-tiny, which is part of Sangam)"
     )
-    parser.add_argument("--requests", type=int, default=40, metavar="N", help="requests per row (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads of each side (default 1)")
+    parser.add_argument(
+        "--tables",
+        nargs="+",
+        default=TABLES,
+        choices=TABLES,
+        help="programs: sangam generate and sangam generate --local themselves, each with what it does by default; "
+        "warm: client and engine warm in one process (all)",
+    )
+    modes = [mode.value for mode in _MODES]
+    parser.add_argument("--modes", nargs="+", default=modes, choices=modes, help="which serving modes (all)")
+    parser.add_argument(
+        "--runs", type=int, default=9, metavar="N", help="programs: runs of each per row (default %(default)s)"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=40, metavar="N", help="warm: requests per row (default %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="warm: torch threads a side (default 1)")
     parser.add_argument("--device", default="cpu", help="torch device of both sides (default cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print a report; returns 0. Raises ConfigError or CheckpointError."""
-    for name in ("requests", "threads"):
+    for name in ("requests", "runs", "threads"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name}: must be at least 1, not {getattr(args, name)}")
     model_dir = (args.model or default_model_dir()).absolute()
@@ -91,8 +96,8 @@ def bench_requests() -> dict[str, GenerationInput]:
         text="The river runs", token_ids=None, max_tokens=32, strategy=ConfidenceQuota(4), ignore_eos=True
     )
     return {
-        "a sum, defaults": GenerationInput(text="What is 27 plus 48?", token_ids=None, max_tokens=DEFAULT_MAX_TOKENS),
-        "a word problem, defaults": GenerationInput(text=_WORD_PROBLEM, token_ids=None, max_tokens=DEFAULT_MAX_TOKENS),
+        "a sum, defaults": GenerationInput(text=SUM, token_ids=None, max_tokens=DEFAULT_MAX_TOKENS),
+        "a word problem, defaults": GenerationInput(text=WORD_PROBLEM, token_ids=None, max_tokens=DEFAULT_MAX_TOKENS),
         "32 tokens, dual": base,
         "128 tokens, dual": replace(base, max_tokens=128),
         "128 tokens, none": replace(base, max_tokens=128, cache_mode=CacheMode.NONE),
@@ -100,6 +105,29 @@ def bench_requests() -> dict[str, GenerationInput]:
 
 
 async def _measure_all(args: argparse.Namespace, model_dir: Path) -> int:
+    modes = [mode for mode in _MODES if mode.value in args.modes]
+    if PROGRAMS in args.tables:
+        rows = [row for mode in modes for row in await _program_rows(args, model_dir, mode)]
+        print(_report("sangam generate at a cluster, and sangam generate --local: the total_s that they print", rows))
+    if WARM in args.tables:
+        rows = await _warm_rows(args, model_dir, modes)
+        print(_report(f"client and engine warm in one process; {args.threads} torch thread(s) on each side", rows))
+    return 0
+
+
+async def _program_rows(args: argparse.Namespace, model_dir: Path, mode: ServingMode) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    async with Cluster(_cluster_config(args, model_dir, mode), say=say) as cluster:
+        for name, words in program_requests().items():
+            say(f"{mode.value}, {name}: {args.runs} runs of each program")
+            times = await compare_programs(
+                words, address=cluster.gateway_address, model_dir=model_dir, device=args.device, count=args.runs
+            )
+            rows.append((mode.value, name, *times.cells()))
+    return rows
+
+
+async def _warm_rows(args: argparse.Namespace, model_dir: Path, modes: Sequence[ServingMode]) -> list[tuple[str, ...]]:
     import torch
 
     from common.cli.local_check import LocalCheck
@@ -108,29 +136,31 @@ async def _measure_all(args: argparse.Namespace, model_dir: Path) -> int:
     requests = bench_requests()
     local = LocalCheck.load(model_dir, tuple(requests.values()), device=args.device, dtype="auto")
     rows: list[tuple[str, ...]] = []
-    for mode in (ServingMode.HYBRID, ServingMode.COLOCATED, ServingMode.DISAGGREGATED):
-        config = ClusterConfig(
-            model_dir=model_dir,
-            run_dir=new_run_dir(),
-            mode=mode,
-            prefill_workers=0 if mode is ServingMode.COLOCATED else 1,
-            decode_workers=1,
-            device=args.device,
-            torch_threads=args.threads,
-            log_level="warning",
-        )
+    for mode in modes:
+        config = replace(_cluster_config(args, model_dir, mode), torch_threads=args.threads, log_level="warning")
         async with Cluster(config, say=say) as cluster:
             for name, wanted in requests.items():
-                say(f"{mode.value}, {name}: {args.requests} requests on each side")
+                say(f"{mode.value}, {name}, warm: {args.requests} requests on each side")
                 times = await _measure(local, cluster.gateway_address, wanted, count=args.requests)
-                rows.append((mode.value, name, *_cells(times)))
-    print(_report(rows, args.threads))
-    return 0
+                rows.append((mode.value, name, *times.cells()))
+    return rows
+
+
+def _cluster_config(args: argparse.Namespace, model_dir: Path, mode: ServingMode) -> ClusterConfig:
+    """What `sangam up` starts in that mode by itself."""
+    return ClusterConfig(
+        model_dir=model_dir,
+        run_dir=new_run_dir(),
+        mode=mode,
+        prefill_workers=0 if mode is ServingMode.COLOCATED else 1,
+        decode_workers=1,
+        device=args.device,
+    )
 
 
 async def _measure(local: LocalCheck, address: str, wanted: GenerationInput, *, count: int) -> Times:
     """Take turns; the local side runs on the loop's own thread, for nothing else happens meanwhile."""
-    times = Times(local_s=[], services_s=[])
+    times = Times()
     request = request_of(wanted)
     for index in range(WARM_UP_REQUESTS + count):
         started_s = time.perf_counter()
@@ -141,24 +171,10 @@ async def _measure(local: LocalCheck, address: str, wanted: GenerationInput, *, 
         services_s = time.perf_counter() - started_s
         assert output.token_ids == expected.token_ids, "both sides must do the same work"
         if index >= WARM_UP_REQUESTS:
-            times.local_s.append(local_s)
-            times.services_s.append(services_s)
+            times.add(local_s=local_s, services_s=services_s)
     return times
 
 
-def _cells(times: Times) -> tuple[str, ...]:
-    columns = (times.local_s, times.services_s, times.added_s)
-    within = percentile(times.added_s, 0.5) <= ALLOWED_P50_S
-    cells = (f"{1000 * percentile(values, share):.1f}" for values in columns for share in (0.5, 0.9))
-    return (*cells, "yes" if within else "no")
-
-
-def _report(rows: list[tuple[str, ...]], threads: int) -> str:
-    allowed_ms = f"{1000 * ALLOWED_P50_S:.0f} ms"
-    header = (
-        *("mode", "request", "local p50", "local p90", "services p50", "services p90"),
-        *("added p50", "added p90", f"p50 within {allowed_ms}"),
-    )
+def _report(title: str, rows: list[tuple[str, ...]]) -> str:
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    title = f"milliseconds per request; {threads} torch thread(s) on each side, {os.cpu_count()} cores, load {load}"
-    return f"{title}\n{render_table(header, rows)}"
+    return f"{title}\nmilliseconds per request; {os.cpu_count()} cores, load {load}\n{render_table(_HEADER, rows)}\n"

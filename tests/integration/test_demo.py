@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from common.bench.overhead_programs import program_requests
 from common.cli.demo_questions import demo_questions
 from common.cli.supervisor import child_environment
 from tests.integration.cluster_help import processes_of, random_model
@@ -40,10 +41,19 @@ def test_demo_of_the_trained_model_fails_when_an_answer_is_wrong(tmp_path: Path)
 
 
 def test_overhead_report_compares_both_sides_request_by_request(tmp_path: Path) -> None:
-    done = sangam(tmp_path, "bench-overhead", "--requests", "1")
+    done = sangam(tmp_path, "bench-overhead", "--tables", "warm", "--requests", "1")
     assert done.returncode == 0, done.stderr
     modes = ("  hybrid", "  colocated", "  disaggregated")
     assert sum(line.startswith(modes) for line in done.stdout.splitlines()) == 15
+    assert processes_of(tmp_path) == []
+
+
+def test_overhead_report_compares_the_programs_themselves(tmp_path: Path) -> None:
+    done = sangam(tmp_path, "bench-overhead", "--tables", "programs", "--modes", "disaggregated", "--runs", "1")
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("  disaggregated")]
+    assert [row.split("  ")[2].strip() for row in rows] == list(program_requests())
+    assert all(row.endswith(("  yes", "  no")) for row in rows)
     assert processes_of(tmp_path) == []
 
 
