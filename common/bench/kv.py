@@ -2,7 +2,7 @@
 
 The rows of a path and the bare one that it is compared with take turns, round by round, so that whatever else the
 machine does falls on all of them; a row's figure is its best round. The processes of other paths are not there
-meanwhile: UCX's threads wake up a thousand times a second, also those that wait. The transports move the pages of a
+meanwhile. The transports move the pages of a
 pool into the pages of another, with everything that a worker does on the way: lease checks, framing, checksums,
 staging. The bare rows move as many bytes and do no more.
 """
