@@ -10,6 +10,7 @@ Called by either, at the end:
 Called by the *transport* on the owner:
     `KvProvider.until_begun`            an early reader asks: wait until there is something to read
     `KvProvider.open_read`              a reader asks; refuse it, or lend the pages
+    `KvReadLease.in_runs`               perhaps, before the first layer: a carrier that takes memory in runs
     `KvReadLease.wait_layer`            once per layer, before its first byte is read
     `KvReadLease.complete`              once per layer, after `wait_layer`: whether there is more to wait for
     `KvReadLease.views`                 once per layer, after `wait_layer`
@@ -19,6 +20,7 @@ Called by the *transport* on the owner:
     `KvReadLease.revoked`               watched beside the sends: the owner takes the pages back
     `KvReadLease.close`                 exactly once, whatever happened; nothing reads the views after it
 Called by the *transport* on the reader:
+    `KvSink.in_runs`                    perhaps, before the first layer, as above
     `KvSink.views`                      once per layer, in order; nothing writes to them after `fetch` ends
     `KvSink.complete`                   once per layer, when all of it arrived and passed its checksums
 
@@ -108,6 +110,11 @@ class KvReadLease(Protocol):
         """Whether every layer is computed and the trailer known, so that sending need not wait for anything more."""
         ...
 
+    def in_runs(self) -> None:
+        """This carrier takes a layer in several runs of memory as gladly as in one: copies that only join runs are not
+        worth it. Changes `window_layers`."""
+        ...
+
     async def wait_layer(self, layer: int) -> None:
         """Return once that layer's K/V is computed; may raise `WireError`."""
         ...
@@ -159,6 +166,10 @@ class KvSink(Protocol):
     @property
     def window_layers(self) -> int:
         """Layers whose views may be in use at once, at least 1."""
+        ...
+
+    def in_runs(self) -> None:
+        """As for a lease."""
         ...
 
     def views(self, layer: int) -> Sequence[memoryview]:

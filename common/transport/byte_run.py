@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import attrgetter
 
-from common.transport.checksum import payload_checksum, scattered_checksum
+from common.transport.checksum import views_checksum
 
 MAX_VIEWS_PER_CALL = 1024
 """Buffers that one sendmsg or recvmsg call takes (IOV_MAX on Linux)."""
@@ -49,8 +49,7 @@ class ByteRun:
 
     def checksum(self, start_bytes: int, length_bytes: int) -> int:
         """`payload_checksum` of bytes [start, start + length)."""
-        window = self.slice(start_bytes, length_bytes) if length_bytes else []
-        return payload_checksum(window[0]) if len(window) == 1 else scattered_checksum(window)
+        return views_checksum(self.slice(start_bytes, length_bytes) if length_bytes else [])
 
     def write(self, start_bytes: int, data: memoryview | bytes) -> None:
         """Copy `data` to bytes [start, start + len(data))."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from common.errors import Reason, WireError
 from common.transport.byte_run import MAX_VIEWS_PER_CALL, ByteRun
-from common.transport.frames import MAX_DATA_BYTES, DataFrame, FrameDecoder, encode_control
+from common.transport.frames import HEADER_BYTES, MAX_DATA_BYTES, DataFrame, FrameDecoder, encode_control
 from common.transport.messages import ControlMessage
 
 T = TypeVar("T")
@@ -33,7 +33,20 @@ def peer_faults() -> Iterator[None]:
     except BlockingIOError:
         raise
     except OSError as error:
-        raise WireError(Reason.PEER_LOST, "the KV peer is unreachable or went away") from error
+        raise _peer_lost() from error
+
+
+def _peer_lost() -> WireError:
+    return WireError(Reason.PEER_LOST, "the KV peer is unreachable or went away")
+
+
+def _without(views: list[memoryview], count_bytes: int) -> list[memoryview]:
+    """`views` after their first `count_bytes`, fewer than all."""
+    for index, view in enumerate(views):
+        if count_bytes < len(view):
+            return [view[count_bytes:], *views[index + 1 :]]
+        count_bytes -= len(view)
+    return []
 
 
 class ByteStream:
@@ -80,9 +93,11 @@ class ByteStream:
         """Next whole frame. Raises `WireError`: PEER_LOST at the end of the stream, or what the decoder finds."""
         while True:
             buffers = decoder.buffers()
-            count = self._take_ahead(buffers) or await self._receive_into(buffers)
+            count = self._take_ahead(buffers) or await self._receive_into(buffers, decoder)
             frame = decoder.advance(count)
-            await self._maybe_yield(count)
+            self._turn_bytes += count
+            if self._turn_bytes >= MAX_DATA_BYTES:
+                await self._yield()
             if frame is not None:
                 return frame
 
@@ -103,24 +118,33 @@ class ByteStream:
         With `more` they may wait until something is sent without, up to `GATHER_BYTES`, and are read only then.
         Raises what `check` raises, and PEER_LOST when the peer is gone or takes nothing for `stall_timeout_s`.
         """
-        self._unsent.extend(buffers)
-        self._unsent_bytes += sum(map(len, buffers))
-        check()
-        if more and self._unsent_bytes < GATHER_BYTES:
-            return
-        run, sent = ByteRun(self._unsent), 0
-        self.drop_unsent()
-        while sent < run.size_bytes:
+        if more or self._unsent:
+            self._unsent.extend(buffers)
+            self._unsent_bytes += sum(map(len, buffers))
+            if more and self._unsent_bytes < GATHER_BYTES:
+                check()
+                return
+            buffers = self._unsent
+            self.drop_unsent()
+        run, sent_bytes, views = None, 0, buffers[:MAX_VIEWS_PER_CALL]
+        total_bytes = sum(map(len, buffers))
+        while sent_bytes < total_bytes:
             check()
             try:
-                with peer_faults():
-                    count = self._sock.sendmsg(run.slice(sent, run.size_bytes - sent, MAX_VIEWS_PER_CALL))
+                count = self._sock.sendmsg(views)
             except BlockingIOError:
                 await self._wait_writable(stall_timeout_s)
                 continue
-            sent += count
-            self.half_sent = sent < run.size_bytes
-            await self._maybe_yield(count)
+            except OSError as error:
+                raise _peer_lost() from error
+            sent_bytes += count
+            self.half_sent = sent_bytes < total_bytes
+            self._turn_bytes += count
+            if self._turn_bytes >= MAX_DATA_BYTES:
+                await self._yield()
+            if self.half_sent:
+                run = run or ByteRun(buffers)
+                views = run.slice(sent_bytes, total_bytes - sent_bytes, MAX_VIEWS_PER_CALL)
 
     def drop_unsent(self) -> None:
         """Forget what waits for more to be sent: none of its buffers will be read."""
@@ -169,25 +193,32 @@ class ByteStream:
             self._ahead_start += count
         return self._ahead_start - start
 
-    async def _receive_into(self, buffers: list[memoryview]) -> int:
-        """Receive something; returns how much of `buffers` that filled, what came beyond is ahead."""
+    async def _receive_into(self, buffers: list[memoryview], decoder: FrameDecoder) -> int:
+        """Fill `buffers`; returns how many bytes those take. What came beyond them is ahead."""
         missing_bytes = sum(map(len, buffers))
-        targets = [*buffers, self._ahead] if len(buffers) < MAX_VIEWS_PER_CALL else buffers
+        # Long frames come one after the other: beyond one of them only the next header is welcome, the rest of that
+        # frame goes where it belongs.
+        ahead = self._ahead[:HEADER_BYTES] if missing_bytes > AHEAD_BYTES else self._ahead
+        targets, filled_bytes = [*buffers, ahead], 0
         while True:
             try:
-                with peer_faults():
-                    count = self._sock.recvmsg_into(targets)[0]
+                count = self._sock.recvmsg_into(targets[:MAX_VIEWS_PER_CALL])[0]
             except BlockingIOError:
-                await self._wait_readable(missing_bytes)
+                await self._wait_readable(decoder.due_bytes - filled_bytes)
                 continue
+            except OSError as error:
+                raise _peer_lost() from error
             if count == 0:
                 raise WireError(Reason.PEER_LOST, "the KV peer closed the connection early")
-            self._ahead_start, self._ahead_end = 0, max(0, count - missing_bytes)
-            return min(count, missing_bytes)
+            filled_bytes += count
+            if filled_bytes >= missing_bytes:
+                self._ahead_start, self._ahead_end = 0, filled_bytes - missing_bytes
+                return missing_bytes
+            targets = _without(targets, count)
 
-    async def _wait_readable(self, missing_bytes: int) -> None:
-        """One wake-up for a good part of what is missing, instead of one for every segment."""
-        self._set_low_water(min(missing_bytes, _WAKE_UP_BYTES) if missing_bytes > AHEAD_BYTES else 1)
+    async def _wait_readable(self, due_bytes: int) -> None:
+        """One wake-up for a good part of what is due, instead of one for every segment."""
+        self._set_low_water(min(due_bytes, _WAKE_UP_BYTES) if due_bytes > AHEAD_BYTES else 1)
         with self._called(self._loop.add_reader, self._loop.remove_reader, None) as ready:
             await ready
 
@@ -204,12 +235,10 @@ class ByteStream:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
             self._low_water_bytes = low_water_bytes
 
-    async def _maybe_yield(self, count_bytes: int) -> None:
-        """A fast peer never makes anyone wait: let others run after each data frame's worth."""
-        self._turn_bytes += count_bytes
-        if self._turn_bytes >= MAX_DATA_BYTES:
-            self._turn_bytes = 0
-            await asyncio.sleep(0)
+    async def _yield(self) -> None:
+        """A fast peer never makes anyone wait: others run after each `MAX_DATA_BYTES`."""
+        self._turn_bytes = 0
+        await asyncio.sleep(0)
 
     @contextlib.contextmanager
     def _called(

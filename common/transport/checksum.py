@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -18,8 +18,10 @@ def payload_checksum(data: memoryview | bytes) -> int:
     return xxh3_64_intdigest(data) & _LOW_32_BITS
 
 
-def scattered_checksum(views: Iterable[memoryview]) -> int:
+def views_checksum(views: Sequence[memoryview]) -> int:
     """`payload_checksum` of the bytes of `views` in a row, without joining them."""
+    if len(views) == 1:
+        return payload_checksum(views[0])
     hasher = xxh3_64()
     for view in views:
         hasher.update(view)

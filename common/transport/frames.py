@@ -37,6 +37,9 @@ WIRE_VERSION = 3
 MAX_DATA_BYTES = 2 << 20
 """Longest payload of a data frame: what one turn of the event loop copies, sums and hands over (1 ms in all)."""
 
+GOOD_DATA_BYTES = 512 << 10
+"""Payload of a data frame that is best to send: summed and copied while a core's own cache has it."""
+
 _MAGIC = b"SGKV"
 _HEADER = struct.Struct("<4sBBHIQQI")
 _HEADER_CRC = struct.Struct("<I")
@@ -135,6 +138,16 @@ class SinkCursor:
         """Every byte of every layer is taken."""
         return self.layer_filled and self._layer == self._sink.layers - 1
 
+    @property
+    def rest_bytes(self) -> int:
+        """What is missing of the present layer."""
+        return self._run.size_bytes - self._offset_bytes
+
+    @property
+    def due_bytes(self) -> int:
+        """What is missing of the present layer, or when it is filled, of the next."""
+        return 0 if self.done else self.rest_bytes or self._run.size_bytes
+
     def take(self, frame: DataFrame) -> ByteRun:
         """The run of the frame's layer, moving the cursor past it; raises `MalformedFrame` if it is not the next."""
         if self.done:
@@ -169,6 +182,19 @@ class FrameDecoder:
     def expect_data(self, cursor: SinkCursor) -> None:
         """From now on data frames are welcome."""
         self._cursor = cursor
+
+    @property
+    def due_bytes(self) -> int:
+        """Bytes that are sure to come, at least, unless the peer ends the stream; more than 0.
+
+        An owner sends a layer to its end before it waits for anything, or it refuses and leaves.
+        """
+        missing_bytes = self._wanted_bytes - self._filled_bytes
+        if self._cursor is None or (self._header is not None and self._header.kind is not FrameKind.DATA):
+            return missing_bytes
+        if self._header is None:
+            return missing_bytes + self._cursor.due_bytes
+        return missing_bytes + self._cursor.rest_bytes + (HEADER_BYTES if self._cursor.rest_bytes else 0)
 
     def buffers(self) -> list[memoryview]:
         """Views for the bytes that come next, never beyond the current frame; at most `MAX_VIEWS_PER_CALL`."""

@@ -11,8 +11,9 @@ from common.errors import WireError
 from common.transport.base import KvProvider
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
+from common.transport.checksum import views_checksum
 from common.transport.frames import (
-    MAX_DATA_BYTES,
+    GOOD_DATA_BYTES,
     DataFrame,
     FrameDecoder,
     FrameKind,
@@ -59,16 +60,16 @@ class _InlinePayloads:
         self._stall_timeout_s = stall_timeout_s
 
     def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
-        for offset in range(0, layer_bytes, MAX_DATA_BYTES):
-            length = min(MAX_DATA_BYTES, layer_bytes - offset)
+        for offset in range(0, layer_bytes, GOOD_DATA_BYTES):
+            length = min(GOOD_DATA_BYTES, layer_bytes - offset)
             yield DataFrame(layer=layer, offset_bytes=offset, length_bytes=length)
 
     async def drive(self, sending: Coroutine[Any, Any, None]) -> None:
         await sending
 
     async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None], *, more: bool) -> None:
-        header = encode_data_header(frame, run.checksum(frame.offset_bytes, frame.length_bytes))
-        buffers = [memoryview(header), *run.slice(frame.offset_bytes, frame.length_bytes)]
+        payload = run.slice(frame.offset_bytes, frame.length_bytes)
+        buffers = [memoryview(encode_data_header(frame, views_checksum(payload))), *payload]
         await self._send(buffers, check, more=more)
 
     async def settle(self, layer: int, check: Callable[[], None]) -> None:

@@ -39,6 +39,7 @@ class TcpConnection:
     async def read(self, sink: KvSink, request: ReadRequest) -> Received:
         """See `ReaderConnection.read`."""
         self.delivering = False
+        sink.in_runs()
         first = await ask(self._stream, self._decoder, request, sink)
         cursor = SinkCursor(sink, first)
         self._decoder.expect_data(cursor)

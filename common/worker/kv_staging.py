@@ -1,6 +1,6 @@
 """Between a pool's pages and bytes in one piece: staging buffers, and the copies that fill and empty them.
 
-Long layers of pages that lie side by side in host memory need none of this. Others are gathered (or scattered) by one
+Pages that lie in long enough runs of host memory need none of this. Others are gathered (or scattered) by one
 array operation for each part of the transfer, not page by page. Pages of an accelerator go through pinned host memory
 on a stream of their own; the host waits for that stream before bytes are sent, and before received ones count as here.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +30,9 @@ KEPT_BYTES = 256 << 20
 
 PART_BYTES = 2 << 20
 """Longest part of several layers; layers from this on that lie in two long runs are not staged."""
+
+RUN_BYTES = 64 << 10
+"""Average run from which on pages are not staged for a carrier that takes runs."""
 
 MIN_PARTS = 16
 """Parts of one transfer at least, layers permitting: only the last is not hidden by the prefill that computes it."""
@@ -99,6 +103,12 @@ class KvStaging:
             return False
         return list(page_ids) == list(range(page_ids[0], page_ids[0] + len(page_ids)))
 
+    def in_runs(self, page_ids: Sequence[int]) -> bool:
+        """The same for a carrier that takes many runs as gladly as one: wherever runs are long on average."""
+        runs = 1 + sum(after != before + 1 for before, after in pairwise(page_ids))
+        run_bytes = len(page_ids) * self._pool.layout.page_bytes_per_layer // 2
+        return self._on_host and run_bytes >= RUN_BYTES * runs
+
     def fence(self) -> Fence:
         """Marks what the calling thread has queued on the pool's device so far."""
         if self._on_host:
@@ -107,13 +117,13 @@ class KvStaging:
         event.record(torch.cuda.current_stream(self._pool.tensor.device))
         return event
 
-    def window_parts(self, page_ids: Sequence[int]) -> int:
-        """Parts of these pages that may be on their way at once: all where they lie, else what `WINDOW_BYTES` hold."""
-        number = self.layers_per_part(len(page_ids))
-        parts = self._pool.layout.n_layers // number
-        if self.in_place(page_ids):
-            return parts
-        return min(max(2, WINDOW_BYTES // self._part_bytes(len(page_ids))), parts)
+    def parts(self, pages: int) -> int:
+        """Parts of a transfer of that many pages."""
+        return self._pool.layout.n_layers // self.layers_per_part(pages)
+
+    def staged_parts(self, pages: int) -> int:
+        """Parts of staged pages that may be on their way at once: what `WINDOW_BYTES` hold."""
+        return min(max(2, WINDOW_BYTES // self._part_bytes(pages)), self.parts(pages))
 
     def take(self, pages: int) -> StagingBuffer:
         """A buffer for one part of `pages` pages."""

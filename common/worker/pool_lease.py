@@ -82,21 +82,27 @@ class PoolLease:
         self.check = check
         self._staging = staging
         self._page_ids = page_ids
-        self._index = torch.tensor(page_ids, dtype=torch.int64, device=staging.pool.tensor.device)
         self._progress = progress
         self._on_closed = on_closed
         self._revoked: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
         self._closed = False
         self._buffers: list[StagingBuffer] = []
         self._ready: tuple[int, Sequence[memoryview]] | None = None
-        self.window_layers = staging.window_parts(page_ids)
-        if not staging.in_place(page_ids):
-            self._buffers = [staging.take(len(page_ids)) for _ in range(self.window_layers)]
+        self._in_place = staging.in_place(page_ids)
 
     @property
     def layers(self) -> int:
         """Parts that the layers of the pool travel in."""
-        return self._staging.pool.layout.n_layers // self._staging.layers_per_part(len(self._page_ids))
+        return self._staging.parts(len(self._page_ids))
+
+    @property
+    def window_layers(self) -> int:
+        """See `KvReadLease.window_layers`."""
+        return self.layers if self._in_place else self._staging.staged_parts(len(self._page_ids))
+
+    def in_runs(self) -> None:
+        """See `KvReadLease.in_runs`."""
+        self._in_place = self._in_place or self._staging.in_runs(self._page_ids)
 
     @property
     def complete(self) -> bool:
@@ -107,10 +113,12 @@ class PoolLease:
         """Return once the layer is computed and within reach."""
         layers = self._staging.layers_of(layer, len(self._page_ids))
         fence = await self._progress.wait_layer(layers[-1])
-        if not self._buffers:
+        if self._in_place:
             self._ready = (layer, self._staging.pool.read_pages(self._page_ids, layers))
             return
         self.check()
+        if not self._buffers:
+            self._take_buffers()
         buffer = self._buffers[layer % self.window_layers]
         await self._staging.load(layers, self._index, buffer, fence)
         self._ready = (layer, [buffer.view])
@@ -119,6 +127,11 @@ class PoolLease:
         """See `KvReadLease.views`."""
         assert not self._closed and self._ready is not None and self._ready[0] == layer, f"layer {layer} is not ready"
         return self._ready[1]
+
+    def _take_buffers(self) -> None:
+        device = self._staging.pool.tensor.device
+        self._index = torch.tensor(self._page_ids, dtype=torch.int64, device=device)
+        self._buffers = [self._staging.take(len(self._page_ids)) for _ in range(self.window_layers)]
 
     async def trailer(self) -> bytes:
         """What the prefill's own step revealed, once it is known."""

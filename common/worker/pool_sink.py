@@ -20,11 +20,8 @@ class PoolSink:
     def __init__(self, staging: KvStaging, page_ids: Sequence[int]) -> None:
         self._staging = staging
         self._page_ids = tuple(page_ids)
-        self._index = torch.tensor(self._page_ids, dtype=torch.int64, device=staging.pool.tensor.device)
         self._buffers: list[StagingBuffer] = []
-        self.window_layers = staging.window_parts(self._page_ids)
-        if not staging.in_place(self._page_ids):
-            self._buffers = [staging.take(len(self._page_ids)) for _ in range(self.window_layers)]
+        self._in_place = staging.in_place(self._page_ids)
 
     def __enter__(self) -> Self:
         return self
@@ -39,18 +36,34 @@ class PoolSink:
     @property
     def layers(self) -> int:
         """Parts that the layers of the pool travel in."""
-        return self._staging.pool.layout.n_layers // self._staging.layers_per_part(len(self._page_ids))
+        return self._staging.parts(len(self._page_ids))
+
+    @property
+    def window_layers(self) -> int:
+        """See `KvSink.window_layers`."""
+        return self.layers if self._in_place else self._staging.staged_parts(len(self._page_ids))
+
+    def in_runs(self) -> None:
+        """See `KvSink.in_runs`."""
+        self._in_place = self._in_place or self._staging.in_runs(self._page_ids)
 
     def views(self, layer: int) -> Sequence[memoryview]:
         """See `KvSink.views`."""
-        if self._buffers:
-            return [self._buffers[layer % self.window_layers].view]
-        return self._staging.pool.writable_runs(self._page_ids, self._layers_of(layer))
+        if self._in_place:
+            return self._staging.pool.writable_runs(self._page_ids, self._layers_of(layer))
+        if not self._buffers:
+            self._take_buffers()
+        return [self._buffers[layer % self.window_layers].view]
 
     async def complete(self, layer: int) -> None:
         """See `KvSink.complete`."""
-        if self._buffers:
+        if not self._in_place:
             await self._staging.store(self._layers_of(layer), self._index, self._buffers[layer % self.window_layers])
+
+    def _take_buffers(self) -> None:
+        device = self._staging.pool.tensor.device
+        self._index = torch.tensor(self._page_ids, dtype=torch.int64, device=device)
+        self._buffers = [self._staging.take(len(self._page_ids)) for _ in range(self.window_layers)]
 
     def _layers_of(self, part: int) -> range:
         return self._staging.layers_of(part, len(self._page_ids))

@@ -77,6 +77,9 @@ class MemoryLease:
         gates = [*self.gates.values(), self.trailer_gate]
         return all(gate is None or gate.is_set() for gate in gates)
 
+    def in_runs(self) -> None:
+        """Its pieces are lent as they are."""
+
     async def wait_layer(self, layer: int) -> None:
         self.reached[layer].set()
         if layer in self.gates:
@@ -153,7 +156,7 @@ class MemorySink:
         self._views = [scattered_views(bytes(layer_bytes), piece, gap_bytes=gap_bytes) for _ in range(layers)]
         self.asked: list[int] = []
         self.completed: list[tuple[int, bytes]] = []
-        self._full = asyncio.Event()
+        self._complete = [asyncio.Event() for _ in range(layers)]
 
     @property
     def layers(self) -> int:
@@ -163,19 +166,25 @@ class MemorySink:
     def window_layers(self) -> int:
         return max(1, len(self._views))
 
+    def in_runs(self) -> None:
+        """Its pieces are filled as they are."""
+
     def views(self, layer: int) -> Sequence[memoryview]:
         self.asked.append(layer)
         return self._views[layer]
 
     async def complete(self, layer: int) -> None:
         self.completed.append((layer, b"".join(self._views[layer])))
-        if len(self.completed) == self.layers:
-            self._full.set()
+        self._complete[layer].set()
+
+    async def until_complete(self, layer: int) -> None:
+        """Return once the transport has said of that layer that it is complete."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._complete[layer].wait()
 
     async def until_full(self) -> None:
-        """Return once the transport has said of every layer that it is complete."""
-        async with asyncio.timeout(PATIENCE_S):
-            await self._full.wait()
+        """Return once the transport has said so of every layer."""
+        await self.until_complete(self.layers - 1)
 
     @property
     def content(self) -> list[bytes]:

@@ -14,7 +14,7 @@ import pytest
 from common.errors import Reason, WireError
 from common.transport.base import KvProvider
 from common.transport.byte_stream import ByteStream
-from common.transport.frames import HEADER_BYTES, MAX_DATA_BYTES, encode_control
+from common.transport.frames import GOOD_DATA_BYTES, HEADER_BYTES, MAX_DATA_BYTES, encode_control
 from common.transport.messages import Ack, Refusal
 from common.transport.tcp import TcpTransport
 from tests.transport.doubles import MemoryProvider, MemorySink, handle_for, random_layers
@@ -270,9 +270,9 @@ async def test_reader_that_takes_no_bytes_cannot_hold_the_lease(ending: str) -> 
 def assert_cut(wire: bytes, data: list[bytes]) -> None:
     """What came is the beginning of the right bytes: nothing is said in the middle of a frame."""
     right = accept_frame(2, len(data[0])) + b"".join(
-        data_frame(layer, offset, content[offset : offset + MAX_DATA_BYTES])
+        data_frame(layer, offset, content[offset : offset + GOOD_DATA_BYTES])
         for layer, content in enumerate(data)
-        for offset in range(0, len(content), MAX_DATA_BYTES)
+        for offset in range(0, len(content), GOOD_DATA_BYTES)
     )
     assert len(wire) < len(right) and right[: len(wire)] == wire
 

@@ -9,7 +9,7 @@ import pytest
 from common.core.ids import WorkerLife
 from common.errors import Reason, WireError
 from common.transport.base import MAX_TRAILER_BYTES
-from common.transport.frames import MAX_DATA_BYTES
+from common.transport.frames import GOOD_DATA_BYTES, MAX_DATA_BYTES
 from tests.transport.conftest import Pair
 from tests.transport.doubles import AGE_S, LAYOUT, OWNER, MemorySink, attempt, random_layers
 
@@ -52,6 +52,22 @@ async def test_the_trailer_comes_after_the_last_layer(pair: Pair, trailer: bytes
     lease.trailer_gate.set()
     assert (await fetch).trailer == trailer
     assert await lease.until_closed() == [True]
+
+
+@pytest.mark.parametrize("layer_bytes", [64, GOOD_DATA_BYTES, 3 * GOOD_DATA_BYTES + 1])
+async def test_a_layer_is_complete_before_the_next_is_computed(pair: Pair, layer_bytes: int) -> None:
+    """However a reader gathers what comes: it does not wait for what comes only later."""
+    data = random_layers(3, layer_bytes)
+    lease = pair.provider.lend(data)
+    lease.gates = {1: asyncio.Event(), 2: asyncio.Event()}
+    lease.trailer_gate = asyncio.Event()
+    sink = MemorySink(3, layer_bytes)
+    fetch = asyncio.create_task(pair.fetch(sink))
+    for layer, gate in enumerate([*lease.gates.values(), lease.trailer_gate]):
+        await sink.until_complete(layer)
+        gate.set()
+    await fetch
+    assert sink.content == data
 
 
 async def test_an_early_reader_waits_for_the_prefill_to_begin(pair: Pair) -> None:

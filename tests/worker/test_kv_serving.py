@@ -41,12 +41,13 @@ SIDE_BY_SIDE = (6, 7, 8, 9, 10)
 
 @pytest.mark.parametrize("owner_pages", [OWNER_PAGES, SIDE_BY_SIDE])
 @pytest.mark.parametrize("reader_pages", [READER_PAGES, SIDE_BY_SIDE])
-@pytest.mark.parametrize("inline_bytes", [kv_staging.INLINE_BYTES, 0])
+@pytest.mark.parametrize("limits", [{}, {"INLINE_BYTES": 0}, {"RUN_BYTES": 1}], ids=["", "beside", "in place"])
 async def test_pages_move_between_pools(
-    owner: Owner, transport: KvTransport, owner_pages, reader_pages, inline_bytes, monkeypatch: pytest.MonkeyPatch
+    owner: Owner, transport: KvTransport, owner_pages, reader_pages, limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scattered or side by side, copied on the event loop or beside it: the same bytes, and no other page changes."""
-    monkeypatch.setattr(kv_staging, "INLINE_BYTES", inline_bytes)
+    """Scattered or side by side, copied on the loop, beside it or not: the same bytes, and no other page changes."""
+    for name, limit in limits.items():
+        monkeypatch.setattr(kv_staging, name, limit)
     owner.serving.offer(ATTEMPT, owner_pages, CANVAS_TOKENS, LEASE_S)
     owner.serving.first_revealed(ATTEMPT, FIRST)
     reader = random_pool(2)
@@ -140,6 +141,9 @@ async def test_withdrawing_aborts_a_send_whose_reader_takes_nothing() -> None:
         layers = big.n_layers
         window_layers = 1
 
+        def in_runs(self) -> None:
+            pass
+
         def views(self, layer: int) -> Sequence[memoryview]:
             return [memoryview(bytearray(big.page_bytes_per_layer))]
 
@@ -192,6 +196,26 @@ async def test_layers_are_lent_in_wire_order_and_not_after_the_end(owner: Owner)
     with pytest.raises(AssertionError):
         lease.views(lease.layers - 1)
     with pytest.raises(AssertionError):
+        lease.close(delivered=False)
+
+
+@pytest.mark.parametrize(("pages", "runs"), [(SIDE_BY_SIDE, 2), (READER_PAGES, 6)])
+async def test_long_runs_are_not_staged_for_who_takes_runs(
+    owner: Owner, pages, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K and V of a layer are a run each, where pages lie side by side."""
+    page_bytes = LAYOUT.page_bytes_per_layer // 2
+    monkeypatch.setattr(kv_staging, "RUN_BYTES", len(pages) * page_bytes * 2 // runs)
+    owner.serving.offer(ATTEMPT, pages, CANVAS_TOKENS, LEASE_S)
+    for in_runs in (False, True):
+        lease = owner.serving.open_read(REQUEST)
+        with PoolSink(KvStaging(owner.pool), pages) as sink:
+            if in_runs:
+                lease.in_runs()
+                sink.in_runs()
+            await lease.wait_layer(0)
+            assert len(lease.views(0)) == len(sink.views(0)) == (runs if in_runs else 1)
+            assert lease.window_layers == sink.window_layers
         lease.close(delivered=False)
 
 
