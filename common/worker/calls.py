@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
-from common.core.defaults import DEFAULT_STREAM_INTERVAL_S
+from common.core.defaults import DEFAULT_QUICK_STEPS_WAIT_S, DEFAULT_STREAM_INTERVAL_S
 from common.core.ids import BlockAttempt
 from common.core.work import BlockWork
 from common.errors import Reason, WireError
@@ -33,14 +33,18 @@ class CallOutbox:
         self._pending: list[Answer] = []
         self._due = asyncio.Event()
         self._pause: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
 
-    def send(self, answer: Answer) -> None:
-        """Queue one answer for the caller."""
+    def send(self, answer: Answer, *, can_wait: bool = False) -> None:
+        """Queue one answer for the caller. One that `can_wait` goes with the next that cannot, or soon after."""
         assert self._handed_back or not self.ended, f"{self.work.attempt}: answer after the end"
         if self.ended:
             return
         self._pending.append(answer)
-        if self._pause is None:
+        if can_wait:
+            if self._patience is None:
+                self._patience = asyncio.get_running_loop().call_later(DEFAULT_QUICK_STEPS_WAIT_S, self._patience_over)
+        elif self._pause is None:
             self._due.set()
 
     def finish(self) -> None:
@@ -70,6 +74,7 @@ class CallOutbox:
             while True:
                 await self._due.wait()
                 self._due.clear()
+                self._end_patience()
                 batch, self._pending = self._pending, []
                 ended = self.ended
                 if batch:
@@ -80,8 +85,18 @@ class CallOutbox:
                     break
         finally:
             self._end_pause()
+            self._end_patience()
         if self._error is not None:
             raise self._error
+
+    def _patience_over(self) -> None:
+        self._patience = None
+        self._due.set()
+
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _begin_pause(self) -> None:
         self._end_pause()

@@ -86,8 +86,8 @@ class ForwardThread:
         self._on_layer = on_layer
         self._complete = complete
         self._on_failed = on_failed
-        # Room for the one job that the core allows in flight, and for the order to stop.
-        self._jobs: queue.Queue[ForwardJob | None] = queue.Queue(maxsize=2)
+        # One hand-over of the interpreter wakes its reader; a `Queue` takes one for each of its locks.
+        self._jobs: queue.SimpleQueue[ForwardJob | None] = queue.SimpleQueue()
         self._states: dict[BlockAttempt, BlockState] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running_since_s: float | None = None
@@ -104,7 +104,8 @@ class ForwardThread:
         self._thread.start()
 
     def submit(self, job: ForwardJob) -> None:
-        """Queue a job; never blocks. A full queue is a bug: the core keeps one iteration in flight."""
+        """Queue a job; never blocks. One that waits already is a bug: the core keeps one iteration in flight."""
+        assert self._jobs.empty(), "one forward at a time"
         self._jobs.put_nowait(job)
 
     async def close(self, *, timeout_s: float = JOIN_TIMEOUT_S) -> None:

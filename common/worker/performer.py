@@ -200,7 +200,8 @@ class Performer:
     def _send_kv_received(self, effect: SendKvReceived) -> None:
         if outbox := self._calls.find(effect.attempt):
             received = kv_received_to_proto(effect.transfer, effect.first)
-            outbox.send(decode_pb2.DecodeEvent(kv_received=received))
+            # Told at once it would take the interpreter from the forward that now begins.
+            outbox.send(decode_pb2.DecodeEvent(kv_received=received), can_wait=True)
 
     def _send_step(self, effect: SendStep) -> None:
         if outbox := self._calls.find(effect.attempt):

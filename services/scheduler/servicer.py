@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -33,6 +34,7 @@ from services.scheduler.liveness import HeartbeatStream, Orders, stale
 from services.scheduler.office import Office
 from services.scheduler.outbox import Shown
 from services.scheduler.reign import Reign
+from services.scheduler.urgency import CALL_LEAD_S
 from services.scheduler.wait_notices import RequestWaits
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -60,6 +62,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         ahead = shell.queued_blocks
         outbox = shell.submit(spec)
         try:
+            await asyncio.sleep(CALL_LEAD_S)
             queued = scheduler_pb2.ScheduleEvent(queued=scheduler_pb2.ScheduleQueued(ahead=ahead))
             yield scheduler_pb2.ScheduleResponse(events=[queued])
             async for batch in outbox.batches():

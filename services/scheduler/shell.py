@@ -52,13 +52,11 @@ from services.scheduler.fencing import RegistryFencer
 from services.scheduler.liveness import Liveness, stale
 from services.scheduler.measures import SchedulerMeasures
 from services.scheduler.outbox import RequestOutbox
+from services.scheduler.urgency import CALL_LEAD_S, by_urgency
 from services.scheduler.wait_notices import RequestWaits, WaitNotices
 from services.scheduler.worker_calls import CallOutcome, WorkerCall, WorkerCalls
 
 log = logging.getLogger(__name__)
-
-_TOLD = PublishStep | PublishBlock | FinishRequest | FailRequest
-"""Effects for a request's client; their order among each other counts, not that to the others."""
 
 
 class SchedulerShell:
@@ -85,6 +83,8 @@ class SchedulerShell:
         self._until_stop: set[asyncio.Task[None]] = set()
         self._outboxes: dict[RequestId, list[RequestOutbox]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._later: list[SchedulerEffect] = []
+        self._catching_up: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
         self._wait_notices = WaitNotices()
@@ -121,6 +121,7 @@ class SchedulerShell:
 
     def stop(self, error: WireError) -> None:
         """End every stream with `error`, cancel every call, and let `run` return."""
+        self._catch_up()
         self._stopping = True
         for outbox in itertools.chain.from_iterable(self._outboxes.values()):
             outbox.fail(error)
@@ -144,6 +145,7 @@ class SchedulerShell:
         Raises WireError, with nothing changed, when the core refuses it.
         """
         self.check_serving()
+        self._catch_up()
         outbox = RequestOutbox(spec.request_id)
         if (so_far := self._core.so_far(spec)) is not None:
             if so_far.step.positions:
@@ -245,15 +247,28 @@ class SchedulerShell:
             self._ended.set_exception(error)
 
     def _carry_out(self, effects: list[SchedulerEffect]) -> None:
-        """Workers first: a device waits for its next block, a client for nothing that is already late."""
-        for told in (False, True):
-            for effect in effects:
-                if isinstance(effect, _TOLD) is told:
-                    self._dispatch[type(effect)](effect)
+        """Workers first, a device waits for them; what nobody waits for, only when their calls are on their way."""
+        self._catch_up()
+        at_once, later = by_urgency(effects)
+        for effect in at_once:
+            self._dispatch[type(effect)](effect)
         self._set_timer()
+        loop = asyncio.get_running_loop()
+        if later:
+            self._later = later
+            self._catching_up = loop.call_later(CALL_LEAD_S, self._catch_up)
         if any(isinstance(effect, PublishBlock) for effect in effects):
             # Counted after what has just been started and told has left.
-            asyncio.get_running_loop().call_later(0, self._measures.observe, effects)
+            loop.call_later(2 * CALL_LEAD_S, self._measures.observe, effects)
+
+    def _catch_up(self) -> None:
+        """Carry out what was put off: before anything that is newer."""
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            self._catching_up = None
+        later, self._later = self._later, []
+        for effect in later:
+            self._dispatch[type(effect)](effect)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

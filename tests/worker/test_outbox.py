@@ -53,12 +53,25 @@ async def test_what_comes_within_the_interval_leaves_together_after_it() -> None
     await batches.aclose()
 
 
-async def test_the_arrival_of_the_pages_is_told_at_once() -> None:
+async def test_what_can_wait_goes_with_the_next_answer_that_cannot() -> None:
     outbox = CallOutbox(WORK)
     batches = outbox.batches()
-    outbox.send(received())
-    assert await anext(batches) == [received()]
+    outbox.send(received(), can_wait=True)
+    outbox.send(step(1))
+    assert await anext(batches) == [received(), step(1)]
     await batches.aclose()
+
+
+async def test_what_can_wait_leaves_by_itself_when_nothing_follows() -> None:
+    outbox = CallOutbox(WORK)
+    batches = outbox.batches()
+    outbox.send(received(), can_wait=True)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await anext(batches) == [received()]
+    # It was told once, and what comes next keeps the interval.
+    outbox.send(step(1))
+    outbox.finish()
+    assert await rest_of(batches) == [[step(1)]]
 
 
 async def test_an_error_comes_after_what_was_said_before() -> None:
