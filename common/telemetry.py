@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -18,6 +19,7 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 from common.errors import ConfigError
 from common.metrics.readings import MetricReader, Reading
@@ -31,6 +33,8 @@ class _Provider(Protocol):
 
 _providers: list[_Provider] = []
 _reader: MetricReader | None = None
+_exports = False
+_ids = RandomIdGenerator()
 
 
 def setup_logging(level: str) -> None:
@@ -45,7 +49,7 @@ def setup_telemetry(service_name: str, otlp_endpoint: str) -> None:
     Call once, early; later calls change nothing. Raises ConfigError when an endpoint is set and the exporter package
     is not installed.
     """
-    global _reader
+    global _reader, _exports
     if _reader is not None:
         return
     # Processes of one service must be told apart, or a collector would take their totals for one that jumps.
@@ -57,6 +61,7 @@ def setup_telemetry(service_name: str, otlp_endpoint: str) -> None:
     reader = MetricReader()
     readers: list[SdkMetricReader] = [reader.sdk_reader]
     if otlp_endpoint:
+        _exports = True
         span_exporter, metric_exporter = _make_exporters(otlp_endpoint)
         tracer_provider.add_span_processor(BatchSpanProcessor(span_exporter))
         readers.append(PeriodicExportingMetricReader(metric_exporter))
@@ -100,6 +105,43 @@ def trace_metadata() -> tuple[tuple[str, str], ...]:
 def remote_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> otel_context.Context:
     """The trace context that a caller put in its call's metadata."""
     return propagate.extract({key: value for key, value in metadata or () if isinstance(value, str)})
+
+
+def served_span(
+    name: str, metadata: Iterable[tuple[str, str | bytes]] | None
+) -> contextlib.AbstractContextManager[object]:
+    """The span of a call that came with `metadata`, which runs in it.
+
+    Where no span is exported none is made, for that takes longer than many a call: the caller's trace goes on by its
+    ids alone, or one begins.
+    """
+    caller = remote_context(metadata)
+    if _exports:
+        return trace.get_tracer(__name__).start_as_current_span(name, context=caller, kind=trace.SpanKind.SERVER)
+    return _TraceIds(caller)
+
+
+class _TraceIds:
+    """Within it, the trace is that of `caller`, or a new one."""
+
+    def __init__(self, caller: otel_context.Context) -> None:
+        ids = trace.get_current_span(caller).get_span_context()
+        if not ids.is_valid:
+            ids = trace.SpanContext(
+                trace_id=_ids.generate_trace_id(),
+                span_id=_ids.generate_span_id(),
+                is_remote=False,
+                # Somebody further on may export.
+                trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+            )
+        self._context = trace.set_span_in_context(trace.NonRecordingSpan(ids), caller)
+
+    def __enter__(self) -> None:
+        """The trace begins, or goes on."""
+        self._token = otel_context.attach(self._context)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        otel_context.detach(self._token)
 
 
 def _make_exporters(otlp_endpoint: str) -> tuple[Any, Any]:

@@ -19,15 +19,13 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from opentelemetry.trace import SpanKind
 
 from common.errors import InvalidRequest, Reason, WireError
 from common.metrics.catalogue import RPC_S, RPCS
 from common.rpc.status import abort, internal_error
-from common.telemetry import current_trace_id, remote_context, tracer
+from common.telemetry import current_trace_id, served_span
 
 _log = logging.getLogger(__name__)
-_tracer = tracer(__name__)
 
 _OUR_PACKAGE = "sangam."
 _OK = "OK"
@@ -127,9 +125,8 @@ def _streaming(inner: Handler, method: str) -> Behaviour:
 
 @contextlib.asynccontextmanager
 async def _guard(method: str, context: Context) -> AsyncIterator[None]:
-    parent = remote_context(context.invocation_metadata())
     call = _Call(method, context)
-    with _tracer.start_as_current_span(method.lstrip("/"), context=parent, kind=SpanKind.SERVER), call:
+    with served_span(method.lstrip("/"), context.invocation_metadata()), call:
         try:
             yield
         except grpc.aio.AbortError:
@@ -162,8 +159,12 @@ class _Call:
         if self._is_ours:
             # Whatever leaves the guard without an outcome is the client's leaving.
             outcome = Reason.CANCELLED.value if error is not None and self._outcome == _OK else self._outcome
-            RPCS.add(method=self._name, outcome=outcome)
-            RPC_S.record(time.monotonic() - self._started_s, method=self._name)
+            # Counted when the answer, which somebody waits for, has been written.
+            asyncio.get_running_loop().call_soon(self._count, outcome, time.monotonic() - self._started_s)
+
+    def _count(self, outcome: str, duration_s: float) -> None:
+        RPCS.add(method=self._name, outcome=outcome)
+        RPC_S.record(duration_s, method=self._name)
 
     async def abort(self, error: WireError) -> NoReturn:
         """End the call with `error`."""

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from common.telemetry import current_trace_id, remote_context, setup_telemetry, trace_metadata, tracer
+from common.telemetry import current_trace_id, remote_context, served_span, setup_telemetry, trace_metadata, tracer
 
 
 def test_outside_a_span_the_id_is_random_and_nothing_travels():
@@ -24,6 +24,27 @@ def test_a_span_travels_through_metadata():
     with tracer("test").start_as_current_span("child", context=remote_context([*metadata, ("x-bin", b"\x00")])):
         assert current_trace_id() == parent_id
     assert current_trace_id() != parent_id
+
+
+def test_a_call_is_served_within_its_callers_trace():
+    setup_telemetry("test_rpc", "")
+    with tracer("test").start_as_current_span("caller"):
+        caller_id, metadata = current_trace_id(), trace_metadata()
+    with served_span("Call", metadata):
+        assert current_trace_id() == caller_id
+        # And so are the calls that it makes in turn.
+        assert caller_id in dict(trace_metadata())["traceparent"]
+    assert current_trace_id() != caller_id
+
+
+def test_a_call_without_a_trace_begins_one_that_its_own_calls_carry_on():
+    with served_span("Call", ()):
+        mine, metadata = current_trace_id(), trace_metadata()
+        assert current_trace_id() == mine
+    with served_span("Call", None):
+        assert current_trace_id() != mine
+    with served_span("Inner call", metadata):
+        assert current_trace_id() == mine
 
 
 def test_without_an_endpoint_no_exporter_and_no_torch_is_imported(python_path):
