@@ -289,7 +289,7 @@ class WorkerConfig(CoreServiceConfig):
     kv_transport: str = field(
         default="tcp",
         metadata=about(
-            "backend that moves K/V between workers; auto is ucx where both ends have it, else tcp",
+            "what moves K/V between workers; auto: out of memory on one machine, else ucx where both have it, else tcp",
             choices=KV_TRANSPORT_CHOICES,
         ),
     )

@@ -24,11 +24,11 @@ from common.bench.kv_peer import (
     COMMAND,
     attempt_for,
     handle_for,
-    make_transport,
     new_pool,
     page_ids,
     settle_memory,
     touched_memory,
+    transport_of,
 )
 from common.cli.table import render_table
 from common.core.ids import BlockAttempt
@@ -45,6 +45,7 @@ PATHS = {
     "tcp": ("tcp", "", RAW),
     "ucx over tcp": ("ucx", "tcp,self", "bare UCXX over tcp"),
     "ucx over shm": ("ucx", "sm,self", "bare UCXX over shm"),
+    "direct": ("direct", "", RAW),
     "auto": ("auto", "", RAW),
 }
 """Each path of the transports: kind, UCX's carriers, and the bare row that it is compared with."""
@@ -100,7 +101,7 @@ async def _bench(rounds: int, sizes_mib: Sequence[int], paths: Sequence[str], ta
     parallel: list[list[str]] = []
     exposed: list[list[str]] = []
     for path in PATHS:
-        if path not in paths or not (path == "tcp" or ucx_installed()):
+        if path not in paths or (path.startswith("ucx") and not ucx_installed()):
             continue
         async with contextlib.AsyncExitStack() as stack:
             lab = _Lab(stack, pool, pool_pages)
@@ -169,7 +170,7 @@ class _Lab:
             peer = await self._peer("ucxx", carriers)
             rows = [Row(name=base, move=await self._bare_ucxx(peer.address, carriers))]
         self._owner = await self._peer(self._kind, carriers or "-")
-        self._reader = make_transport(self._kind, carriers)
+        self._reader = transport_of(self._kind, carriers)
         self._stack.push_async_callback(self._reader.aclose)
         return [
             *rows,

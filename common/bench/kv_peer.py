@@ -1,7 +1,7 @@
 """The other process of `sangam bench-kv`: `python -m common.bench.kv_peer KIND PAGES CARRIERS`.
 
-KIND "raw" sends bytes over a blocking socket, "ucxx" over bare UCXX; "tcp", "ucx" and "auto" serve the pages of a pool
-as a prefill worker does. Prints its address when it serves; ends when its standard input does.
+KIND "raw" sends bytes over a blocking socket, "ucxx" over bare UCXX; "tcp", "ucx", "direct" and "auto" serve the pages
+of a pool as a prefill worker does. Prints its address when it serves; ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.core.kv_layout import KvLayout
 from common.core.work import KvHandle
 from common.engine.kv_pool import KvPool
-from common.transport.socket_transport import SocketTransport
-from common.transport.tcp import TcpTransport
-from common.transport.ucx import AutoTransport, UcxTransport
+from common.transport.base import KvTransport
+from common.transport.factory import make_transport
+from common.transport.ucx import UcxTransport
 from common.transport.ucx_runtime import UcxRuntime
 from common.worker.kv_serving import KvServing
 from common.worker.kv_staging import KvStaging
@@ -96,11 +96,9 @@ def handle_for(attempt: BlockAttempt, address: str, transport: str, pages: int) 
     )
 
 
-def make_transport(kind: str, carriers: str) -> SocketTransport:
+def transport_of(kind: str, carriers: str) -> KvTransport:
     """The transport of a row of the table."""
-    if kind == "ucx":
-        return UcxTransport(carriers=carriers)
-    return TcpTransport() if kind == "tcp" else AutoTransport()
+    return UcxTransport(carriers=carriers) if kind == "ucx" else make_transport(kind)
 
 
 class BenchOwner:
@@ -119,7 +117,7 @@ class BenchOwner:
 
     async def run(self, kind: str, carriers: str) -> None:
         """Serve until standard input ends; a line "PAGES LAYER_S EARLY" is one prefill."""
-        transport = make_transport(kind, carriers)
+        transport = transport_of(kind, carriers)
         print(await transport.listen(HOST, self._serving), flush=True)
         for pages, scattered in itertools.product((16, 64, 256), (False, True)):
             if 2 * pages <= self._pool.num_pages:

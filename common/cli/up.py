@@ -128,7 +128,7 @@ def _add_worker_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-transport",
         default="tcp",
         choices=KV_TRANSPORT_CHOICES,
-        help="what moves K/V between workers; auto: ucx where it is installed, else tcp (default %(default)s)",
+        help="what moves K/V between workers; auto: readers take it out of memory themselves (default %(default)s)",
     )
 
 

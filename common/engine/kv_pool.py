@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from common.core.kv_layout import KvLayout
+from common.engine.huge_pages import ask_for_huge_pages
 from common.errors import ConfigError
 
 _KEYS, _VALUES = 0, 1
@@ -30,13 +31,21 @@ class KvPool:
         self.num_pages = num_pages
         shape = (layout.n_layers, 2, num_pages, layout.page_size_tokens, layout.n_kv_heads, layout.head_dim)
         try:
-            self.tensor = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device)
+            self.tensor = torch.empty(shape, dtype=getattr(torch, layout.dtype), device=device)
+            if device.type == "cpu":
+                ask_for_huge_pages(self.tensor)
+            self.tensor.zero_()
         except RuntimeError:
             needed_bytes = layout.block_bytes(num_pages)
             raise ConfigError(f"num_pages: {num_pages} pages need {needed_bytes} bytes, {device} has not") from None
         self._slots = self.tensor.view(*shape[:2], num_pages * layout.page_size_tokens, *shape[4:])
         self._bytes = self.tensor.view(-1).view(torch.uint8)
         self._host_bytes = self._bytes.numpy().data if device.type == "cpu" else None
+
+    @property
+    def host_bytes(self) -> memoryview | None:
+        """All of it as bytes in host memory; None on an accelerator."""
+        return self._host_bytes
 
     @property
     def page_bytes(self) -> int:

@@ -83,7 +83,9 @@ KV_TRANSFER_S = Histogram("sangam_kv_transfer_s", "Fetches of a block's K/V", la
 KV_TRANSFER_EXPOSED_S = Histogram(
     "sangam_kv_transfer_exposed_s", "The part of a fetch that no prefill hides", labels=("overlap",)
 )
-KV_TRANSFER_BYTES = Counter("sangam_kv_transfer_bytes_total", "Bytes of K/V fetched")
+KV_TRANSFER_BYTES = Counter(
+    "sangam_kv_transfer_bytes_total", "Bytes of K/V fetched, by what carried them", labels=("path",)
+)
 KV_FETCH_FAILURES = Counter("sangam_kv_fetch_failures_total", "Fetches that failed, by reason", labels=("reason",))
 
 

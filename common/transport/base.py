@@ -12,16 +12,20 @@ Called by the *transport* on the owner:
     `KvProvider.open_read`              a reader asks; refuse it, or lend the pages
     `KvReadLease.in_runs`               perhaps, before the first layer: a carrier that takes memory in runs
     `KvReadLease.wait_layer`            once per layer, before its first byte is read
+    `KvReadLease.memory`                once per layer, instead of `wait_layer` and `views`, by a transport whose reader
+                                        takes the bytes out of this process' memory itself
     `KvReadLease.complete`              once per layer, after `wait_layer`: whether there is more to wait for
     `KvReadLease.views`                 once per layer, after `wait_layer`
     `KvReadLease.check`                 before every send
     `KvReadLease.trailer`               once, after the last layer
     `KvReadLease.computed_ago_s`        once, after `trailer`
     `KvReadLease.revoked`               watched beside the sends: the owner takes the pages back
-    `KvReadLease.close`                 exactly once, whatever happened; nothing reads the views after it
+    `KvReadLease.close`                 exactly once, whatever happened; nothing reads the views after it. A reader that
+                                        has been told of `memory` may still look, and then believes nothing it finds
 Called by the *transport* on the reader:
     `KvSink.in_runs`                    perhaps, before the first layer, as above
     `KvSink.views`                      once per layer, in order; nothing writes to them after `fetch` ends
+    `KvSink.memory`                     the same in its place, of a sink that is `in_host_memory`
     `KvSink.complete`                   once per layer, when all of it arrived and passed its checksums
 
 A layer, here, is what is sent once it is computed: one of the model's, or several where those are small (lease and
@@ -45,6 +49,7 @@ from typing import Protocol
 from common.core.ids import BlockAttempt, WorkerLife
 from common.core.work import KvHandle, KvTransfer
 from common.errors import WireError
+from common.transport.memory_run import MemoryRun
 
 MAX_TRAILER_BYTES = 60 * 1024
 """Longest trailer: what one forward reveals of a block, some 13 bytes for each token."""
@@ -77,7 +82,7 @@ class KvReadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What one successful fetch took, and the trailer it brought.
+    """What one successful fetch took, the trailer it brought, and the `path` that it came by: `tcp`, `ucx` ...
 
     `transfer.transfer_s` counts from the call of `fetch`: connecting and waiting for a prefill included. Its
     `exposed_s` counts from the moment when the last layer was computed. (That is the time since, as the owner writes it
@@ -86,6 +91,7 @@ class Fetched:
 
     transfer: KvTransfer
     trailer: bytes
+    path: str
 
 
 class KvReadLease(Protocol):
@@ -123,6 +129,11 @@ class KvReadLease(Protocol):
         """Contiguous byte views (format "B", one dimension) of the layer, in wire order."""
         ...
 
+    async def memory(self, layer: int) -> MemoryRun:
+        """Where the layer lies, in wire order, once it is computed; only of what a provider `in_host_memory` lends. May
+        raise `WireError`."""
+        ...
+
     async def trailer(self) -> bytes:
         """What follows the last layer, at most `MAX_TRAILER_BYTES`, as soon as it is known; may raise `WireError`."""
         ...
@@ -143,6 +154,11 @@ class KvReadLease(Protocol):
 
 class KvProvider(Protocol):
     """What an owner offers to its transport."""
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether what it lends lies in this process' own memory (`KvReadLease.memory`), not in an accelerator's."""
+        ...
 
     async def until_begun(self, request: KvReadRequest) -> None:
         """Return when `open_read` has an answer that no prefill will change: at once, unless `request.early` and the
@@ -174,6 +190,15 @@ class KvSink(Protocol):
 
     def views(self, layer: int) -> Sequence[memoryview]:
         """Writable contiguous byte views (format "B", one dimension) of the layer, in wire order."""
+        ...
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether the bytes belong into this process' own memory, and `memory` may be asked for."""
+        ...
+
+    def memory(self, layer: int) -> MemoryRun:
+        """Where the layer belongs, writable, in wire order."""
         ...
 
     async def complete(self, layer: int) -> None:

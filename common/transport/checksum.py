@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -26,3 +27,16 @@ def views_checksum(views: Sequence[memoryview]) -> int:
     for view in views:
         hasher.update(view)
     return hasher.intdigest() & _LOW_32_BITS
+
+
+def wide_checksum(data: memoryview) -> int:
+    """64-bit checksum of contiguous bytes, XXH3-64: for memory that may change while it is read, where a sum that does
+    not match is nothing rare."""
+    return xxh3_64_intdigest(data)
+
+
+def wide_scattered_checksum(views: Iterable[memoryview]) -> int:
+    """`wide_checksum` of the bytes of `views` in a row."""
+    hasher = xxh3_64()
+    deque(map(hasher.update, views), maxlen=0)
+    return hasher.intdigest()

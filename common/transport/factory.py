@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 
 from common.errors import ConfigError
+from common.transport.auto import AutoTransport
 from common.transport.base import KvTransport
+from common.transport.direct import DirectTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
-from common.transport.ucx import AutoTransport, UcxTransport
-from common.transport.ucx_runtime import ucx_installed
+from common.transport.ucx import UcxTransport
+from common.transport.ucx_runtime import UcxRuntime, ucx_installed
 
 _log = logging.getLogger(__name__)
 _INPROC_NETWORK = InprocNetwork()
@@ -18,18 +20,19 @@ _INPROC_NETWORK = InprocNetwork()
 
 def _make_auto() -> KvTransport:
     if not ucx_installed():
-        return TcpTransport()
+        return AutoTransport(runtime=None)
     try:
-        return AutoTransport()
+        return AutoTransport(runtime=UcxRuntime())
     except ConfigError as error:
-        _log.warning("K/V moves over tcp: %s", error)
-        return TcpTransport()
+        _log.warning("K/V does not move over ucx: %s", error)
+        return AutoTransport(runtime=None)
 
 
 _MAKERS: dict[str, Callable[[], KvTransport]] = {
     "tcp": TcpTransport,
     "ucx": UcxTransport,
     "auto": _make_auto,
+    "direct": DirectTransport,
     "inproc": lambda: InprocTransport(_INPROC_NETWORK),
 }
 TRANSPORT_NAMES = tuple(_MAKERS)
@@ -38,7 +41,7 @@ TRANSPORT_NAMES = tuple(_MAKERS)
 def make_transport(name: str) -> KvTransport:
     """A transport of that name for the running event loop.
 
-    Raises `ConfigError` for an unknown name, and for "ucx" where UCXX is not installed; "auto" is TCP there.
+    Raises `ConfigError` for an unknown name, and for "ucx" where UCXX is not installed; "auto" does without it.
     """
     maker = _MAKERS.get(name)
     if maker is None:

@@ -18,6 +18,15 @@ Received = tuple[int, Trailer]
 """Payload bytes of a whole read, and its trailer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A whole read, and the path that it came by (`Fetched.path`)."""
+
+    path: str
+    received_bytes: int
+    trailer: Trailer
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fetch:
     owner: WorkerLife
@@ -32,7 +41,7 @@ class FetchTable:
         self._fetches: set[_Fetch] = set()
         self._closed = False
 
-    async def run(self, life: WorkerLife, read: Coroutine[Any, Any, Received], timeout_s: float) -> Fetched:
+    async def run(self, life: WorkerLife, read: Coroutine[Any, Any, Delivery], timeout_s: float) -> Fetched:
         """What `read` brought and took. Raises what it raises, or `WireError` PEER_LOST when the life or time ends."""
         if self._closed:
             read.close()
@@ -43,7 +52,7 @@ class FetchTable:
         self._fetches.add(fetch)
         try:
             async with asyncio.timeout(timeout_s), CutShort(fetch.lost):
-                received_bytes, trailer = await read
+                delivery = await read
         except TimeoutError:
             raise WireError(Reason.PEER_LOST, f"the KV did not arrive within {timeout_s} s") from None
         finally:
@@ -51,9 +60,11 @@ class FetchTable:
             fetch.ended.set_result(None)
         transfer_s = loop.time() - started_s
         transfer = KvTransfer(
-            transfer_s=transfer_s, exposed_s=min(transfer_s, trailer.computed_ago_s), transfer_bytes=received_bytes
+            transfer_s=transfer_s,
+            exposed_s=min(transfer_s, delivery.trailer.computed_ago_s),
+            transfer_bytes=delivery.received_bytes,
         )
-        return Fetched(transfer=transfer, trailer=trailer.data)
+        return Fetched(transfer=transfer, trailer=delivery.trailer.data, path=delivery.path)
 
     async def end(self, life: WorkerLife | None, message: str) -> None:
         """End every fetch from `life` (None: all) with PEER_LOST; returns when they have ended."""

@@ -26,6 +26,9 @@ from common.transport.messages import (
     Ack,
     ControlMessage,
     Delivered,
+    DirectHello,
+    DirectOffer,
+    Lent,
     MalformedFrame,
     ReadRequest,
     Refusal,
@@ -33,7 +36,7 @@ from common.transport.messages import (
     UcxPeer,
 )
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 MAX_DATA_BYTES = 2 << 20
 """Longest payload of a data frame: what one turn of the event loop copies, sums and hands over (1 ms in all)."""
 
@@ -57,6 +60,9 @@ class FrameKind(enum.IntEnum):
     PEER = 6
     DELIVERED = 7
     TRAILER = 8
+    DIRECT_HELLO = 9
+    DIRECT_OFFER = 10
+    LENT = 11
 
 
 _MESSAGES: dict[FrameKind, type[ControlMessage]] = {
@@ -67,6 +73,9 @@ _MESSAGES: dict[FrameKind, type[ControlMessage]] = {
     FrameKind.PEER: UcxPeer,
     FrameKind.DELIVERED: Delivered,
     FrameKind.TRAILER: Trailer,
+    FrameKind.DIRECT_HELLO: DirectHello,
+    FrameKind.DIRECT_OFFER: DirectOffer,
+    FrameKind.LENT: Lent,
 }
 _KIND_NUMBERS = frozenset(map(int, FrameKind))
 _KINDS = {message: kind for kind, message in _MESSAGES.items()}

@@ -15,7 +15,7 @@ from common.errors import Reason, WireError
 from common.racing import CutShort
 from common.transport.base import Fetched, KvProvider, KvReadLease, KvReadRequest, KvSink
 from common.transport.byte_run import ByteRun
-from common.transport.fetches import FetchTable, Received
+from common.transport.fetches import Delivery, FetchTable
 from common.transport.frames import MAX_DATA_BYTES
 from common.transport.messages import Trailer
 from common.transport.sizes import agreed_first_layer
@@ -99,7 +99,7 @@ class InprocTransport:
                 await asyncio.wait(self._listener.reads)
         await self._fetches.close()
 
-    async def _read(self, address: str, request: KvReadRequest, sink: KvSink) -> Received:
+    async def _read(self, address: str, request: KvReadRequest, sink: KvSink) -> Delivery:
         listener = self._network.find(address)
         try:
             return await _read_from(listener, request, sink)
@@ -111,7 +111,7 @@ class InprocTransport:
             raise WireError(Reason.INTERNAL, "internal error") from None
 
 
-async def _read_from(listener: _Listener, request: KvReadRequest, sink: KvSink) -> Received:
+async def _read_from(listener: _Listener, request: KvReadRequest, sink: KvSink) -> Delivery:
     async with CutShort(listener.closed):
         await listener.provider.until_begun(request)
     lease = listener.provider.open_read(request)
@@ -129,7 +129,7 @@ async def _read_from(listener: _Listener, request: KvReadRequest, sink: KvSink) 
     return received
 
 
-async def _copy(lease: KvReadLease, sink: KvSink) -> Received:
+async def _copy(lease: KvReadLease, sink: KvSink) -> Delivery:
     if lease.layers < 1:
         raise WireError(Reason.LAYOUT_MISMATCH, "there is no K/V to read")
     await lease.wait_layer(0)
@@ -142,7 +142,8 @@ async def _copy(lease: KvReadLease, sink: KvSink) -> Received:
         await _copy_layer(lease, ByteRun(lease.views(layer)), ByteRun(sink.views(layer)))
         await sink.complete(layer)
     data = await lease.trailer()
-    return source.size_bytes * lease.layers, Trailer(data=data, computed_ago_s=lease.computed_ago_s())
+    trailer = Trailer(data=data, computed_ago_s=lease.computed_ago_s())
+    return Delivery(InprocTransport.name, source.size_bytes * lease.layers, trailer)
 
 
 async def _copy_layer(lease: KvReadLease, source: ByteRun, target: ByteRun) -> None:

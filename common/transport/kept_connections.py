@@ -9,7 +9,7 @@ from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.transport.base import KvSink
-from common.transport.fetches import Received
+from common.transport.fetches import Delivery, Received
 from common.transport.messages import ReadRequest
 
 MAX_KEPT_PER_OWNER = 8
@@ -53,14 +53,16 @@ class KeptConnections(Generic[C]):
     it, a fresh one decides whether the peer is lost.
     """
 
-    def __init__(self, connect: Callable[[str, float], Awaitable[C]]) -> None:
-        """`connect` takes an address (host:port) and seconds to be there; raises `WireError` PEER_LOST."""
+    def __init__(self, path: str, connect: Callable[[str, float], Awaitable[C]]) -> None:
+        """`connect` takes an address (host:port) and seconds to be there; raises `WireError` PEER_LOST. `path` is the
+        name of what its connections carry payloads by."""
+        self.path = path
         self._connect = connect
         # Oldest first, over all owners: the order in which they go when there are too many.
         self._kept: list[tuple[_Owner, C]] = []
         self._closed = False
 
-    async def read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
+    async def read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Delivery:
         """One whole read of what `handle` names."""
         owner = (handle.owner, handle.address)
         if (kept := await self._take(owner)) is not None:
@@ -81,14 +83,14 @@ class KeptConnections(Generic[C]):
         self._closed = True
         await self._drop(list(self._kept))
 
-    async def _read_over(self, connection: C, owner: _Owner, request: ReadRequest, sink: KvSink) -> Received:
+    async def _read_over(self, connection: C, owner: _Owner, request: ReadRequest, sink: KvSink) -> Delivery:
         try:
-            received = await connection.read(sink, request)
+            received_bytes, trailer = await connection.read(sink, request)
         except BaseException:
             await connection.abort()
             raise
         await self._keep(owner, connection)
-        return received
+        return Delivery(self.path, received_bytes, trailer)
 
     async def _keep(self, owner: _Owner, connection: C) -> None:
         if self._closed or sum(other == owner for other, _ in self._kept) >= MAX_KEPT_PER_OWNER:

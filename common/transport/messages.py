@@ -2,8 +2,10 @@
 
 A reader sends `ReadRequest`; the owner answers `Accept`, then data, then `Trailer`, or `Refusal` (also in between);
 the reader ends with an acknowledgement. Over UCX both sides first introduce themselves with `UcxPeer`, and the data is
-replaced by a `Delivered` for each piece that UCX has moved. Payloads are little-endian structs followed by UTF-8
-strings with a 16-bit length: decoding looks at nothing but the bytes given and raises `MalformedFrame` on any surprise.
+replaced by a `Delivered` for each piece that UCX has moved. A reader that takes the bytes out of the owner's memory
+begins with `DirectHello`, the owner answers `DirectOffer` or `Refusal`, and the data is replaced by `Lent`s. Payloads
+are little-endian structs followed by UTF-8 strings with a 16-bit length: decoding looks at nothing but the bytes given
+and raises `MalformedFrame` on any surprise.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.errors import InvalidRequest, Reason, WireError
 from common.transport.base import MAX_TRAILER_BYTES, KvReadRequest
+from common.transport.memory_run import Spans
+from common.transport.process_memory import Machine
 
 MAX_CONTROL_BYTES = MAX_TRAILER_BYTES + 8
 """Longest payload of a control frame; nothing larger is ever allocated on a peer's word."""
@@ -26,7 +30,15 @@ _PEER = struct.Struct("<QI")
 _DELIVERED = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
 _TRAILER = struct.Struct("<d")
+_OFFER = struct.Struct("<IQ")
+_LENT = struct.Struct("<IQQQ")
 _MAX_MESSAGE_BYTES = 1024
+
+NONCE_BYTES = 32
+"""What a reader must find in its owner's memory before it believes anything else it finds there."""
+
+MAX_LENT_BYTES = 2 << 20
+"""Most bytes that one `Lent` tells of: what one turn of the event loop sums, or copies and sums (0.7 ms)."""
 
 
 class MalformedFrame(WireError):
@@ -199,7 +211,74 @@ class Trailer:
         return cls(data=payload[_TRAILER.size :], computed_ago_s=computed_ago_s)
 
 
-ControlMessage = ReadRequest | Accept | Refusal | Ack | UcxPeer | Delivered | Trailer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectHello:
+    """A reader would take the bytes from the owner's memory, should that be on its `machine`."""
+
+    machine: Machine
+
+    def encode(self) -> bytes:
+        """Payload bytes."""
+        return _pack_string(self.machine.boot_id) + _pack_string(self.machine.pid_namespace)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> DirectHello:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        boot_id, pid_namespace = _unpack_strings(payload, 2)
+        return cls(machine=Machine(boot_id=boot_id, pid_namespace=pid_namespace))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectOffer:
+    """The owner is process `pid` of that machine, as surely as it has `nonce` at `nonce_address` in its memory."""
+
+    pid: int
+    nonce_address: int
+    nonce: bytes
+
+    def encode(self) -> bytes:
+        """Payload bytes."""
+        return _OFFER.pack(self.pid, self.nonce_address) + self.nonce
+
+    @classmethod
+    def decode(cls, payload: bytes) -> DirectOffer:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        pid, nonce_address = _unpack(_OFFER, payload)
+        nonce = payload[_OFFER.size :]
+        if len(nonce) != NONCE_BYTES or not 0 < pid < 1 << 31 or nonce_address + NONCE_BYTES > 1 << 64:
+            raise MalformedFrame("no process to read")
+        return cls(pid=pid, nonce_address=nonce_address, nonce=nonce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """Bytes [offset, offset + spans.size_bytes) of a layer lie at `spans` of the owner's memory, with that checksum
+    (`wide_checksum`): at most `MAX_LENT_BYTES`."""
+
+    layer: int
+    offset_bytes: int
+    payload_sum: int
+    spans: Spans
+
+    def encode(self) -> bytes:
+        """Payload bytes."""
+        head = _LENT.pack(self.layer, self.offset_bytes, self.spans.size_bytes, self.payload_sum)
+        return head + self.spans.pack()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Lent:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        layer, offset_bytes, length_bytes, payload_sum = _unpack(_LENT, payload)
+        if length_bytes > MAX_LENT_BYTES:
+            raise MalformedFrame(f"{length_bytes} bytes lent at once")
+        try:
+            spans = Spans.unpack(payload[_LENT.size :], length_bytes)
+        except ValueError as error:
+            raise MalformedFrame(str(error)) from None
+        return cls(layer=layer, offset_bytes=offset_bytes, payload_sum=payload_sum, spans=spans)
+
+
+ControlMessage = ReadRequest | Accept | Refusal | Ack | UcxPeer | Delivered | Trailer | DirectHello | DirectOffer | Lent
 
 
 def _pack_string(text: str) -> bytes:

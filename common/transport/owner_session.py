@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from common.errors import Reason, WireError
 from common.racing import CutShort
@@ -14,7 +14,7 @@ from common.transport.base import KvProvider, KvReadLease
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import DataFrame, FrameDecoder
-from common.transport.messages import Accept, Ack, ReadRequest, Refusal, Trailer
+from common.transport.messages import Accept, Ack, ControlMessage, ReadRequest, Refusal, Trailer
 
 _log = logging.getLogger(__name__)
 IDLE_TIMEOUT_S = 120.0
@@ -33,7 +33,38 @@ class OwnerLimits:
     read_timeout_s: float
 
 
-class PayloadSender(Protocol):
+async def first_frame(
+    stream: ByteStream, decoder: FrameDecoder, limits: OwnerLimits
+) -> ControlMessage | DataFrame | None:
+    """What a fresh connection begins with; None, and a word in the log, when it is nothing that `decoder` takes."""
+    try:
+        async with asyncio.timeout(limits.handshake_timeout_s):
+            return await stream.receive(decoder)
+    except (WireError, TimeoutError) as error:
+        _log.warning("KV connection dropped before a request: %s", error)
+        return None
+
+
+class Run(Protocol):
+    """The bytes of one layer, wherever they lie."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many there are."""
+        ...
+
+
+R_contra = TypeVar("R_contra", bound=Run, contravariant=True)
+R = TypeVar("R", bound=Run)
+
+
+async def computed_run(lease: KvReadLease, layer: int) -> ByteRun:
+    """The layer's views once it is computed: how payloads are had that this process itself sends."""
+    await lease.wait_layer(layer)
+    return ByteRun(lease.views(layer))
+
+
+class PayloadSender(Protocol[R_contra]):
     """How the bytes of a layer leave."""
 
     @property
@@ -49,7 +80,7 @@ class PayloadSender(Protocol):
         """Run `sending`, which calls the methods below, with what must run beside it; raises what either raises."""
         ...
 
-    async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None], *, more: bool) -> None:
+    async def send(self, frame: DataFrame, run: R_contra, check: Callable[[], None], *, more: bool) -> None:
         """Begin to send one piece of the layer `run`, calling `check` right before; `run` is read until `settle`.
 
         `more`: the next piece, or the trailer, follows at once.
@@ -69,16 +100,26 @@ class PayloadSender(Protocol):
         ...
 
 
-class OwnerSession:
-    """The reads of one connection, one after the other."""
+class OwnerSession(Generic[R]):
+    """The reads of one connection, one after the other. `open_layer` waits for a layer and says where its bytes are;
+    `ack_timeout_s` is what a reader may take from the trailer to its acknowledgement (None: the stall timeout)."""
 
     def __init__(
-        self, *, stream: ByteStream, decoder: FrameDecoder, limits: OwnerLimits, payloads: PayloadSender
+        self,
+        *,
+        stream: ByteStream,
+        decoder: FrameDecoder,
+        limits: OwnerLimits,
+        payloads: PayloadSender[R],
+        open_layer: Callable[[KvReadLease, int], Awaitable[R]],
+        ack_timeout_s: float | None = None,
     ) -> None:
         self._stream = stream
         self._decoder = decoder
         self._limits = limits
         self._payloads = payloads
+        self._open_layer = open_layer
+        self._ack_timeout_s = limits.stall_timeout_s if ack_timeout_s is None else ack_timeout_s
 
     async def serve(self, provider: KvProvider, *, first: ReadRequest | None = None) -> None:
         """Serve `first`, if it has come already, and what follows until the reader leaves or a read fails."""
@@ -181,9 +222,8 @@ class OwnerSession:
         layer_bytes = 0
         for layer in range(lease.layers):
             await self._payloads.settle(layer - lease.window_layers, lease.check)
-            await lease.wait_layer(layer)
+            run = await self._open_layer(lease, layer)
             more = lease.complete
-            run = ByteRun(lease.views(layer))
             if layer == 0:
                 layer_bytes = run.size_bytes
                 lease.check()
@@ -202,7 +242,7 @@ class OwnerSession:
         await self._payloads.end(lease.layers - 1, trailer, lease.check)
 
     async def _until_acknowledged(self) -> None:
-        async with asyncio.timeout(self._limits.stall_timeout_s):
+        async with asyncio.timeout(self._ack_timeout_s):
             answer = await self._stream.receive(self._decoder)
         if not isinstance(answer, Ack):
             raise WireError(Reason.PEER_LOST, "the KV reader asked twice on one connection")

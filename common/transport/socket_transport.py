@@ -14,7 +14,7 @@ from common.core.work import KvHandle
 from common.transport.address import join, resolve
 from common.transport.base import Fetched, KvProvider, KvReadRequest, KvSink
 from common.transport.byte_stream import ByteStream
-from common.transport.fetches import FetchTable, Received
+from common.transport.fetches import Delivery, FetchTable
 from common.transport.kept_connections import C, KeptConnections
 from common.transport.messages import ReadRequest
 from common.transport.owner_session import OwnerLimits
@@ -25,7 +25,7 @@ _ACCEPT_PAUSE_S = 0.1
 
 
 class SocketTransport(ABC):
-    """The common part of `TcpTransport` and `UcxTransport`. Made inside the event loop that uses it.
+    """The common part of all transports over sockets. Made inside the event loop that uses it.
 
     `connect_timeout_s`, `handshake_timeout_s`, `stall_timeout_s` and `read_timeout_s` (seconds) bound a peer's silence
     while connecting, before its request, without progress, and a whole read; `max_reads` bounds connections served at
@@ -61,12 +61,12 @@ class SocketTransport(ABC):
         """Serve a fresh connection to its end; the caller closes it."""
 
     @abstractmethod
-    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
-        """One whole read: payload bytes and trailer. Raises as `KvTransport.fetch`, its timeout excepted."""
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Delivery:
+        """One whole read. Raises as `KvTransport.fetch`, its timeout excepted."""
 
-    def _keep_connections(self, connect: Callable[[str, float], Awaitable[C]]) -> KeptConnections[C]:
+    def _keep_connections(self, path: str, connect: Callable[[str, float], Awaitable[C]]) -> KeptConnections[C]:
         """A pool of connections made by `connect`, which ends with the lives it reads from and with this transport."""
-        pool = KeptConnections(connect)
+        pool = KeptConnections(path, connect)
         self._pools.append(pool)
         return pool
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from common.core.work import KvHandle
 from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
-from common.transport.fetches import Received
+from common.transport.fetches import Delivery
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
 from common.transport.tcp_owner import serve_reads
@@ -20,14 +20,15 @@ class TcpTransport(SocketTransport):
     """`KvTransport` over TCP; see `SocketTransport` for the limits."""
 
     name = "tcp"
-    readable = frozenset({"tcp", "ucx"})  # an owner that offers ucx serves readers who ask over TCP alone, too
+    # An owner that offers ucx, or lets its memory be read, serves readers who ask over TCP alone, too.
+    readable = frozenset({"tcp", "ucx", "direct+ucx", "direct+tcp"})
 
     def __init__(self, **limits: float) -> None:
         super().__init__(**limits)  # type: ignore[arg-type]  # max_reads alone is a whole number
-        self._kept = self._keep_connections(TcpConnection.open)
+        self._kept = self._keep_connections(self.name, TcpConnection.open)
 
     async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
         await serve_reads(stream, provider, self._limits)
 
-    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Delivery:
         return await self._kept.read(handle, request, sink, connect_timeout_s)

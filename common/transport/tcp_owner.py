@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from common.errors import WireError
 from common.transport.base import KvProvider
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
@@ -21,7 +19,7 @@ from common.transport.frames import (
     encode_data_header,
 )
 from common.transport.messages import ReadRequest, Trailer
-from common.transport.owner_session import OwnerLimits, OwnerSession
+from common.transport.owner_session import OwnerLimits, OwnerSession, computed_run, first_frame
 
 _log = logging.getLogger(__name__)
 
@@ -29,16 +27,11 @@ _log = logging.getLogger(__name__)
 async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLimits) -> None:
     """Serve a fresh connection until the reader leaves or a read fails; the caller closes `stream` afterwards."""
     decoder = FrameDecoder(frozenset({FrameKind.REQUEST, FrameKind.ACK}))
-    try:
-        async with asyncio.timeout(limits.handshake_timeout_s):
-            request = await stream.receive(decoder)
-    except (WireError, TimeoutError) as error:
-        _log.warning("KV connection dropped before a request: %s", error)
-        return
-    if not isinstance(request, ReadRequest):
+    request = await first_frame(stream, decoder, limits)
+    if isinstance(request, ReadRequest):
+        await serve_inline(request, stream, decoder, provider, limits)
+    elif request is not None:
         _log.warning("KV connection dropped: acknowledgement without a request")
-        return
-    await serve_inline(request, stream, decoder, provider, limits)
 
 
 async def serve_inline(
@@ -46,7 +39,7 @@ async def serve_inline(
 ) -> None:
     """Serve a connection whose first request has arrived, payloads between the frames."""
     payloads = _InlinePayloads(stream, stall_timeout_s=limits.stall_timeout_s)
-    session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads)
+    session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads, open_layer=computed_run)
     await session.serve(provider, first=request)
 
 

@@ -68,15 +68,21 @@ class TcpConnection:
 async def ask(stream: ByteStream, decoder: FrameDecoder, request: ReadRequest, sink: KvSink) -> ByteRun:
     """Say `request` and hear that the owner accepts; returns the sink's layer 0.
 
-    Raises the owner's refusal, `MalformedFrame` when something else comes, and what `agreed_first_layer` raises.
+    Raises what `accepted` and `agreed_first_layer` raise.
     """
+    accept = await accepted(stream, decoder, request)
+    return agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
+
+
+async def accepted(stream: ByteStream, decoder: FrameDecoder, request: ReadRequest) -> Accept:
+    """Say `request` and hear what the owner will send; raises its refusal, `MalformedFrame` for anything else."""
     await stream.say(request, stall_timeout_s=None)
     accept = await stream.receive(decoder)
     if isinstance(accept, Refusal):
         raise accept.error
     if not isinstance(accept, Accept):
         raise MalformedFrame("data before it was agreed")
-    return agreed_first_layer(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
+    return accept
 
 
 def expect_trailer(frame: ControlMessage | DataFrame) -> Trailer:

@@ -15,10 +15,9 @@ from __future__ import annotations
 from common.core.work import KvHandle
 from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
-from common.transport.fetches import Received
+from common.transport.fetches import Delivery
 from common.transport.messages import ReadRequest
 from common.transport.socket_transport import SocketTransport
-from common.transport.tcp_reader import TcpConnection
 from common.transport.ucx_owner import serve_reads
 from common.transport.ucx_reader import UcxConnection
 from common.transport.ucx_runtime import UcxRuntime
@@ -28,14 +27,14 @@ class UcxTransport(SocketTransport):
     """`KvTransport` over UCX. `carriers` as for `UcxRuntime`; see `SocketTransport` for `limits` (seconds)."""
 
     name = "ucx"
-    readable = frozenset({"ucx"})
+    readable = frozenset({"ucx", "direct+ucx"})
 
     def __init__(self, *, carriers: str = "all", **limits: float) -> None:
         """Raises `ConfigError` when UCXX is not installed."""
         super().__init__(**limits)  # type: ignore[arg-type]  # max_reads alone is a whole number
         self._runtime = UcxRuntime(carriers=carriers)
         self._kept = self._keep_connections(
-            lambda address, timeout_s: UcxConnection.open(address, self._runtime, timeout_s)
+            self.name, lambda address, timeout_s: UcxConnection.open(address, self._runtime, timeout_s)
         )
 
     async def aclose(self) -> None:
@@ -46,21 +45,5 @@ class UcxTransport(SocketTransport):
     async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
         await serve_reads(stream, provider, self._limits, self._runtime)
 
-    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Delivery:
         return await self._kept.read(handle, request, sink, connect_timeout_s)
-
-
-class AutoTransport(UcxTransport):
-    """UCX where both ends have it: an owner offers it, a reader takes it where it is offered, and TCP elsewhere."""
-
-    readable = frozenset({"ucx", "tcp"})
-
-    def __init__(self) -> None:
-        """Raises `ConfigError` when UCXX is not installed."""
-        super().__init__()
-        self._kept_tcp = self._keep_connections(TcpConnection.open)
-
-    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Received:
-        if handle.transport == self.name:
-            return await super()._read(handle, request, sink, connect_timeout_s)
-        return await self._kept_tcp.read(handle, request, sink, connect_timeout_s)

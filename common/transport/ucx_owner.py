@@ -18,7 +18,7 @@ from common.transport.byte_stream import ByteStream
 from common.transport.checksum import payload_checksum
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind
 from common.transport.messages import Delivered, ReadRequest, Trailer, UcxPeer
-from common.transport.owner_session import OwnerLimits, OwnerSession
+from common.transport.owner_session import OwnerLimits, OwnerSession, computed_run, first_frame
 from common.transport.tcp_owner import serve_inline
 from common.transport.ucx_pieces import SEND_WINDOW_BYTES, SEND_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
@@ -32,25 +32,37 @@ async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLim
     A reader without UCX begins with its request, and is served over the stream alone.
     """
     decoder = FrameDecoder(frozenset({FrameKind.PEER, FrameKind.REQUEST, FrameKind.ACK}))
-    try:
-        async with asyncio.timeout(limits.handshake_timeout_s):
-            hello = await stream.receive(decoder)
-            if isinstance(hello, UcxPeer):
-                endpoint = await _introduce(hello, stream, limits, runtime)
-    except (WireError, TimeoutError) as error:
-        _log.warning("KV connection dropped before a request: %s", error)
-        return
+    hello = await first_frame(stream, decoder, limits)
     if isinstance(hello, ReadRequest):
         await serve_inline(hello, stream, decoder, provider, limits)
     elif isinstance(hello, UcxPeer):
-        tags = TagSequence(hello.first_tag)
-        payloads = _UcxPayloads(stream, endpoint, tags, stall_timeout_s=limits.stall_timeout_s)
-        try:
-            await OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads).serve(provider)
-        finally:
-            await payloads.abort()
-    else:
+        await serve_peer(hello, stream, decoder, provider, limits, runtime)
+    elif hello is not None:
         _log.warning("KV connection dropped: acknowledgement without a request")
+
+
+async def serve_peer(
+    peer: UcxPeer,
+    stream: ByteStream,
+    decoder: FrameDecoder,
+    provider: KvProvider,
+    limits: OwnerLimits,
+    runtime: UcxRuntime,
+) -> None:
+    """Serve a connection whose reader has introduced its UCX worker, payloads over UCX."""
+    try:
+        async with asyncio.timeout(limits.handshake_timeout_s):
+            endpoint = await _introduce(peer, stream, limits, runtime)
+    except (WireError, TimeoutError) as error:
+        _log.warning("KV connection dropped before a request: %s", error)
+        return
+    tags = TagSequence(peer.first_tag)
+    payloads = _UcxPayloads(stream, endpoint, tags, stall_timeout_s=limits.stall_timeout_s)
+    session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads, open_layer=computed_run)
+    try:
+        await session.serve(provider)
+    finally:
+        await payloads.abort()
 
 
 async def _introduce(peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime) -> UcxEndpoint:

@@ -57,6 +57,11 @@ class KvServing:
         self._waiting: dict[BlockAttempt, list[asyncio.Future[None]]] = {}
 
     @property
+    def in_host_memory(self) -> bool:
+        """See `KvProvider.in_host_memory`."""
+        return self._staging.on_host
+
+    @property
     def announced(self) -> frozenset[BlockAttempt]:
         """Attempts whose prefill is running, as far as told here."""
         return frozenset(attempt for attempt, offer in self._offers.items() if offer.lease_deadline_s is None)

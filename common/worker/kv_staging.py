@@ -77,6 +77,11 @@ class KvStaging:
         """The pool whose pages are copied."""
         return self._pool
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the pool is in host memory."""
+        return self._on_host
+
     def layers_per_part(self, pages: int) -> int:
         """Layers that travel together: few enough for `PART_BYTES` and `MIN_PARTS`, the same for every part.
 

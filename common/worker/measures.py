@@ -32,12 +32,13 @@ class WorkerMeasures:
         metrics.DECODE_GAP_S.show(report.decode_gap_s)
         metrics.WANTED_BLOCKS.show(report.wanted_blocks)
 
-    def fetched(self, transfer: KvTransfer, *, early: bool) -> None:
-        """K/V of one block has arrived; `early`: its fetch was begun before its prefill was known to have ended."""
+    def fetched(self, transfer: KvTransfer, *, path: str, early: bool) -> None:
+        """K/V of one block has arrived by `path` (`Fetched.path`); `early`: its fetch was begun before its prefill was
+        known to have ended."""
         label = "yes" if early else "no"
         metrics.KV_TRANSFER_S.record(transfer.transfer_s, overlap=label)
         metrics.KV_TRANSFER_EXPOSED_S.record(transfer.exposed_s, overlap=label)
-        metrics.KV_TRANSFER_BYTES.add(transfer.transfer_bytes)
+        metrics.KV_TRANSFER_BYTES.add(transfer.transfer_bytes, path=path)
 
     def fetch_failed(self, reason: Reason, *, early: bool) -> None:
         """A fetch has ended without its K/V; that an early one found none is no failure: its prefill kept nothing."""

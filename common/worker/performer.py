@@ -147,7 +147,7 @@ class Performer:
         except WireError as error:
             self._measures.fetch_failed(error.reason, early=effect.early)
             return KvFetchFailed(attempt=effect.attempt, reason=error.reason)
-        self._measures.fetched(fetched.transfer, early=effect.early)
+        self._measures.fetched(fetched.transfer, path=fetched.path, early=effect.early)
         return KvFetched(attempt=effect.attempt, transfer=fetched.transfer, first=first)
 
     def _revealed(self, attempt: BlockAttempt, trailer: bytes) -> StepDelta:

@@ -9,7 +9,9 @@ import torch
 
 from common.clock import Clock
 from common.errors import WireError
+from common.transport.memory_run import MemoryRun
 from common.worker.kv_staging import Fence, KvStaging, StagingBuffer
+from common.worker.page_memory import PageMemory
 
 
 class LayerProgress:
@@ -67,7 +69,7 @@ class LayerProgress:
 class PoolLease:
     """`KvReadLease` over pages of a pool; made by `KvServing.open_read`.
 
-    Scattered pages are staged in `window_layers` buffers in turn.
+    Scattered pages are staged in `window_layers` buffers in turn, unless a reader takes them out of `memory` itself.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class PoolLease:
         self._buffers: list[StagingBuffer] = []
         self._ready: tuple[int, Sequence[memoryview]] | None = None
         self._in_place = staging.in_place(page_ids)
+        self._memory: PageMemory | None = None
 
     @property
     def layers(self) -> int:
@@ -127,6 +130,15 @@ class PoolLease:
         """See `KvReadLease.views`."""
         assert not self._closed and self._ready is not None and self._ready[0] == layer, f"layer {layer} is not ready"
         return self._ready[1]
+
+    async def memory(self, layer: int) -> MemoryRun:
+        """See `KvReadLease.memory`."""
+        layers = self._staging.layers_of(layer, len(self._page_ids))
+        await self._progress.wait_layer(layers[-1])
+        assert not self._closed
+        if self._memory is None:
+            self._memory = PageMemory(self._staging.pool, self._page_ids)
+        return self._memory.of(layers)
 
     def _take_buffers(self) -> None:
         device = self._staging.pool.tensor.device

@@ -1,4 +1,4 @@
-"""Where a fetch puts K/V: straight into the pool's pages where they lie side by side, else through staging buffers."""
+"""Where a fetch puts K/V: straight into the pool's pages where it can, else through staging buffers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Self
 
 import torch
 
+from common.transport.memory_run import MemoryRun
 from common.worker.kv_staging import KvStaging, StagingBuffer
+from common.worker.page_memory import PageMemory
 
 
 class PoolSink:
     """`KvSink` over pages of a pool, which must stay the caller's until the fetch has ended.
 
-    A context manager: on leaving it, when nothing writes to it any more, its staging buffers go back.
+    `views` of scattered pages are staging buffers, `memory` is the pages themselves. A context manager: on leaving it,
+    when nothing writes to it any more, its staging buffers go back.
     """
 
     def __init__(self, staging: KvStaging, page_ids: Sequence[int]) -> None:
@@ -22,6 +25,7 @@ class PoolSink:
         self._page_ids = tuple(page_ids)
         self._buffers: list[StagingBuffer] = []
         self._in_place = staging.in_place(self._page_ids)
+        self._memory: PageMemory | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -55,9 +59,20 @@ class PoolSink:
             self._take_buffers()
         return [self._buffers[layer % self.window_layers].view]
 
+    @property
+    def in_host_memory(self) -> bool:
+        """See `KvSink.in_host_memory`."""
+        return self._staging.on_host
+
+    def memory(self, layer: int) -> MemoryRun:
+        """See `KvSink.memory`."""
+        if self._memory is None:
+            self._memory = PageMemory(self._staging.pool, self._page_ids)
+        return self._memory.of(self._layers_of(layer))
+
     async def complete(self, layer: int) -> None:
         """See `KvSink.complete`."""
-        if not self._in_place:
+        if self._buffers:
             await self._staging.store(self._layers_of(layer), self._index, self._buffers[layer % self.window_layers])
 
     def _take_buffers(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -108,3 +110,19 @@ def test_reading_copies_nothing():
 def test_a_pool_that_cannot_be_had_is_refused_by_name(pages, match):
     with pytest.raises(ConfigError, match=match):
         KvPool(layout=LAYOUT, num_pages=pages, device=CPU)
+
+
+def test_a_pool_in_host_memory_asks_for_huge_pages():
+    """Readers of the same machine gain by them. The system's answer is its own; that it was asked is in its tables."""
+    pool = KvPool(layout=LAYOUT, num_pages=4096, device=CPU)
+    assert pool.host_bytes is not None and not any(pool.host_bytes)
+    middle = pool.tensor.data_ptr() + pool.tensor.nbytes // 2
+    flags: list[str] = []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            first, _, end = name.partition("-")
+            inside = int(first, 16) <= middle < int(end, 16)
+        elif name == "VmFlags:" and inside:
+            flags = rest.split()
+    assert ("hg" in flags) == Path("/sys/kernel/mm/transparent_hugepage").exists()

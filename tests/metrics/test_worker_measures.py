@@ -61,15 +61,16 @@ def test_a_prefill_worker_shows_what_it_retains() -> None:
     assert value_of("sangam_retained_blocks") == 4
 
 
-def test_fetches_are_told_apart_by_overlap_and_failures_by_reason() -> None:
+def test_fetches_are_told_apart_by_overlap_and_path_and_failures_by_reason() -> None:
     measures, growth = WorkerMeasures(Role.DECODE), Growth()
     before_s = distribution_of("sangam_kv_transfer_exposed_s", overlap="yes").sum
-    measures.fetched(KvTransfer(transfer_s=0.5, exposed_s=0.125, transfer_bytes=640), early=True)
-    measures.fetched(KvTransfer(transfer_s=0.25, exposed_s=0.25, transfer_bytes=60), early=False)
+    measures.fetched(KvTransfer(transfer_s=0.5, exposed_s=0.125, transfer_bytes=640), path="direct", early=True)
+    measures.fetched(KvTransfer(transfer_s=0.25, exposed_s=0.25, transfer_bytes=60), path="tcp", early=False)
     measures.fetch_failed(Reason.PEER_LOST, early=True)
     measures.fetch_failed(Reason.KV_NOT_FOUND, early=True)
     assert distribution_of("sangam_kv_transfer_exposed_s", overlap="yes").sum - before_s == 0.125
     assert growth.of("sangam_kv_transfer_s", overlap="yes") == growth.of("sangam_kv_transfer_s", overlap="no") == 1
-    assert growth.of("sangam_kv_transfer_bytes_total") == 700
+    assert growth.of("sangam_kv_transfer_bytes_total", path="direct") == 640
+    assert growth.of("sangam_kv_transfer_bytes_total", path="tcp") == 60
     assert growth.of("sangam_kv_fetch_failures_total", reason="PEER_LOST") == 1
     assert growth.of("sangam_kv_fetch_failures_total", reason="KV_NOT_FOUND") == 0, "its prefill kept nothing"

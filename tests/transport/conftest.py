@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import pytest
 
 from common.core.work import KvHandle
+from common.transport.auto import AutoTransport
 from common.transport.base import Fetched, KvSink, KvTransport
+from common.transport.direct import DirectTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
+from common.transport.memory_run import Spans
 from common.transport.tcp import TcpTransport
 from common.transport.ucx import UcxTransport
 from tests.transport.doubles import PATIENCE_S, MemoryProvider, handle_for
@@ -39,12 +44,29 @@ def _inproc_maker() -> Callable[[], KvTransport]:
     return lambda: InprocTransport(network)
 
 
-def _patient(kind: type[TcpTransport | UcxTransport]) -> KvTransport:
+def _patient(kind: type[TcpTransport | UcxTransport | DirectTransport]) -> KvTransport:
     """Owner and reader share one loop here: what the one computes is the other's silence."""
     return kind(connect_timeout_s=PATIENCE_S, handshake_timeout_s=PATIENCE_S, stall_timeout_s=PATIENCE_S)
 
 
+def _refused(pid: int, local: Spans, remote: Spans) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _fallen_back() -> KvTransport:
+    """Tries the direct path, may not, and goes on over TCP."""
+    return AutoTransport(
+        runtime=None,
+        read=_refused,
+        connect_timeout_s=PATIENCE_S,
+        handshake_timeout_s=PATIENCE_S,
+        stall_timeout_s=PATIENCE_S,
+    )
+
+
 _MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {
+    "auto, not direct": lambda: _fallen_back,
+    "direct": lambda: functools.partial(_patient, DirectTransport),
     "inproc": _inproc_maker,
     "tcp": lambda: functools.partial(_patient, TcpTransport),
     "ucx": lambda: functools.partial(_patient, UcxTransport),

@@ -10,6 +10,7 @@ from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.transport.base import KvReadRequest
+from common.transport.memory_run import MemoryRun
 
 OWNER = WorkerLife(WorkerId("p0"), 7)
 LAYOUT = "layout-1"
@@ -23,17 +24,22 @@ def attempt(number: int = 0) -> BlockAttempt:
     return BlockAttempt(RequestId(f"request-{number}"), 3, 1)
 
 
-def scattered_views(data: bytes, piece_bytes: int, *, gap_bytes: int) -> list[memoryview]:
-    """Writable views that hold `data` in pieces, `gap_bytes` apart in one buffer."""
-    pieces = [data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes)]
-    memory = memoryview(bytearray(b"\xee" * (len(pieces) * (piece_bytes + gap_bytes))))
-    views = []
-    for index, piece in enumerate(pieces):
-        start = index * (piece_bytes + gap_bytes)
-        view = memory[start : start + len(piece)]
-        view[:] = piece
-        views.append(view)
-    return views
+class Scattered:
+    """One layer in memory: `data` in pieces, `gap_bytes` apart in one buffer; as writable `views` and as a `run`."""
+
+    def __init__(self, data: bytes, piece_bytes: int, *, gap_bytes: int) -> None:
+        piece_bytes = min(piece_bytes, max(len(data), 1))
+        pieces = [data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes)]
+        memory = memoryview(bytearray(b"\xee" * (len(pieces) * (piece_bytes + gap_bytes))))
+        starts = [index * (piece_bytes + gap_bytes) for index in range(len(pieces))]
+        self.views = [memory[start : start + len(piece)] for start, piece in zip(starts, pieces, strict=True)]
+        for view, piece in zip(self.views, pieces, strict=True):
+            view[:] = piece
+        self.run = MemoryRun(memory, starts, list(map(len, pieces)))
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self.views)
 
 
 def random_layers(layers: int, layer_bytes: int, seed: int = 0) -> list[bytes]:
@@ -44,9 +50,7 @@ class MemoryLease:
     """Lends `layers_data`, cut in pieces with gaps. Set the hooks before the read starts."""
 
     def __init__(self, layers_data: Sequence[bytes], *, piece_bytes: int = 1 << 30, gap_bytes: int = 0) -> None:
-        self._views = [
-            scattered_views(data, min(piece_bytes, max(len(data), 1)), gap_bytes=gap_bytes) for data in layers_data
-        ]
+        self._layers = [Scattered(data, piece_bytes, gap_bytes=gap_bytes) for data in layers_data]
         self._revoked: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
         self.opened = asyncio.Event()
         self.closed = asyncio.Event()
@@ -62,11 +66,11 @@ class MemoryLease:
 
     @property
     def layers(self) -> int:
-        return len(self._views)
+        return len(self._layers)
 
     @property
     def window_layers(self) -> int:
-        return max(1, len(self._views))
+        return max(1, len(self._layers))
 
     def check(self) -> None:
         self.checks += 1
@@ -87,7 +91,17 @@ class MemoryLease:
 
     def views(self, layer: int) -> Sequence[memoryview]:
         self.views_after_close += bool(self.closes)
-        return [view.toreadonly() for view in self._views[layer]]
+        return [view.toreadonly() for view in self._layers[layer].views]
+
+    async def memory(self, layer: int) -> MemoryRun:
+        await self.wait_layer(layer)
+        self.views_after_close += bool(self.closes)
+        return self._layers[layer].run
+
+    def overwrite(self, layer: int) -> None:
+        """The owner has given the layer's pages to another request, which writes to them."""
+        for view in self._layers[layer].views:
+            view[:] = b"\xdd" * len(view)
 
     async def trailer(self) -> bytes:
         if self.trailer_gate is not None:
@@ -128,6 +142,7 @@ class MemoryProvider:
         self.requests: list[KvReadRequest] = []
         self.refusal: Exception | None = None
         self.begun: asyncio.Event | None = None
+        self.in_host_memory = True
 
     def lend(self, layers_data: Sequence[bytes], number: int = 0, **cut: int) -> MemoryLease:
         lease = self.leases[attempt(number)] = MemoryLease(layers_data, **cut)
@@ -152,29 +167,33 @@ class MemorySink:
     """Takes layers of one size into pieces with gaps; `content` joins them again."""
 
     def __init__(self, layers: int, layer_bytes: int, *, piece_bytes: int = 1 << 30, gap_bytes: int = 0) -> None:
-        piece = min(piece_bytes, max(layer_bytes, 1))
-        self._views = [scattered_views(bytes(layer_bytes), piece, gap_bytes=gap_bytes) for _ in range(layers)]
+        self._layers = [Scattered(bytes(layer_bytes), piece_bytes, gap_bytes=gap_bytes) for _ in range(layers)]
+        self.in_host_memory = True
         self.asked: list[int] = []
         self.completed: list[tuple[int, bytes]] = []
         self._complete = [asyncio.Event() for _ in range(layers)]
 
     @property
     def layers(self) -> int:
-        return len(self._views)
+        return len(self._layers)
 
     @property
     def window_layers(self) -> int:
-        return max(1, len(self._views))
+        return max(1, len(self._layers))
 
     def in_runs(self) -> None:
         """Its pieces are filled as they are."""
 
     def views(self, layer: int) -> Sequence[memoryview]:
         self.asked.append(layer)
-        return self._views[layer]
+        return self._layers[layer].views
+
+    def memory(self, layer: int) -> MemoryRun:
+        self.asked.append(layer)
+        return self._layers[layer].run
 
     async def complete(self, layer: int) -> None:
-        self.completed.append((layer, b"".join(self._views[layer])))
+        self.completed.append((layer, self._layers[layer].content))
         self._complete[layer].set()
 
     async def until_complete(self, layer: int) -> None:
@@ -188,7 +207,7 @@ class MemorySink:
 
     @property
     def content(self) -> list[bytes]:
-        return [b"".join(views) for views in self._views]
+        return [layer.content for layer in self._layers]
 
 
 def handle_for(address: str, number: int = 0, *, transport: str = "tcp", pages: int = 1) -> KvHandle:

@@ -21,6 +21,8 @@ class EndlessProvider:
         self._at_check = at_check
         self._signal = signal_number
 
+    in_host_memory = True
+
     async def until_begun(self, request: KvReadRequest) -> None:
         """All of it is there from the start."""
 

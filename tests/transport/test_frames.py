@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 import zlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,18 +27,25 @@ from common.transport.frames import (
     encode_control,
     encode_data_header,
 )
+from common.transport.memory_run import MAX_SPANS, Spans
 from common.transport.messages import (
     MAX_CONTROL_BYTES,
+    MAX_LENT_BYTES,
+    NONCE_BYTES,
     Accept,
     Ack,
     ControlMessage,
     Delivered,
+    DirectHello,
+    DirectOffer,
+    Lent,
     MalformedFrame,
     ReadRequest,
     Refusal,
     Trailer,
     UcxPeer,
 )
+from common.transport.process_memory import Machine
 from tests.transport.doubles import MemorySink
 from tests.transport.wire_peer import accept_frame, data_frame, request_frame
 
@@ -69,12 +77,24 @@ def header(
     return head + struct.pack("<I", zlib.crc32(head))
 
 
+spans = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 2000)), min_size=1, max_size=50).map(
+    lambda table: Spans(np.array(table, dtype=np.uint64))
+)
+
 messages = st.one_of(
     st.builds(Accept, layers=u32, layer_bytes=u64),
     st.just(Ack()),
     st.builds(UcxPeer, ucx_version=text, worker_address=st.binary(min_size=1, max_size=300), first_tag=u64),
     st.builds(Delivered, first=u64, payload_sums=st.lists(u32, max_size=70).map(tuple)),
     st.builds(Trailer, data=st.binary(max_size=300), computed_ago_s=st.floats(0.0, 1e6)),
+    st.builds(DirectHello, machine=st.builds(Machine, boot_id=text, pid_namespace=text)),
+    st.builds(
+        DirectOffer,
+        pid=st.integers(1, 2**31 - 1),
+        nonce_address=st.integers(0, 2**62),
+        nonce=st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
+    ),
+    st.builds(Lent, layer=u32, offset_bytes=u64, payload_sum=u64, spans=spans),
     st.builds(
         lambda request, worker, block, attempt, incarnation, pages, layout, timeout_s, early: ReadRequest(
             read=KvReadRequest(
@@ -208,13 +228,64 @@ def test_garbage_is_refused_or_waited_for(garbage: bytes) -> None:
         assert error.reason in (Reason.KV_CHECKSUM, Reason.LAYOUT_MISMATCH)
 
 
-@given(st.binary(max_size=80), st.sampled_from([ReadRequest, Accept, Refusal, Ack]))
+@given(st.binary(max_size=80), st.sampled_from([ReadRequest, Accept, Refusal, Ack, DirectHello, DirectOffer, Lent]))
 def test_garbage_payloads_are_refused(payload: bytes, kind: type[ControlMessage]) -> None:
     try:
         message = kind.decode(payload)
     except MalformedFrame:
         return
     assert isinstance(message, Refusal) or message.encode() == payload
+
+
+def lent(*table: tuple[int, int], length: int) -> bytes:
+    """Payload of a `Lent` that lends `table` and says that it has `length` bytes."""
+    return struct.pack("<IQQQ", 0, 0, length, 0) + b"".join(struct.pack("<QQ", *span) for span in table)
+
+
+BAD_LENT = {
+    "no spans": lent(length=0),
+    "no spans for bytes": lent(length=8),
+    "empty span": lent((4096, 8), (8192, 0), length=8),
+    "fewer bytes": lent((4096, 8), (8192, 7), length=16),
+    "more bytes": lent((4096, 8), (8192, 9), length=16),
+    "more than one turn": lent((4096, MAX_LENT_BYTES + 1), length=MAX_LENT_BYTES + 1),
+    "lengths that wrap around": lent((4096, 2**63), (8192, 2**63 + 16), length=16),
+    "beyond the end of memory": lent((2**64 - 8, 16), length=16),
+    "where no process has memory": lent((2**63, 16), length=16),
+    "huge length": lent((4096, 16), length=2**64 - 1),
+    "half a span": lent((4096, 16), length=16) + bytes(8),
+    "too many spans": lent(*[(4096, 1)] * (MAX_SPANS + 1), length=MAX_SPANS + 1),
+}
+
+
+@pytest.mark.parametrize("payload", BAD_LENT.values(), ids=BAD_LENT)
+def test_memory_that_cannot_be_lent_is_refused(payload: bytes) -> None:
+    with pytest.raises(MalformedFrame):
+        Lent.decode(payload)
+
+
+def test_as_much_as_can_be_lent_at_once_is_understood() -> None:
+    longest = Lent.decode(lent((4096, MAX_LENT_BYTES), length=MAX_LENT_BYTES))
+    assert longest.spans.size_bytes == MAX_LENT_BYTES
+    most = Lent.decode(lent(*[(4096, 1)] * MAX_SPANS, length=MAX_SPANS))
+    assert len(most.spans) == MAX_SPANS
+    assert len(most.encode()) <= MAX_CONTROL_BYTES
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        struct.pack("<IQ", 0, 4096) + bytes(NONCE_BYTES),
+        struct.pack("<IQ", 2**31, 4096) + bytes(NONCE_BYTES),
+        struct.pack("<IQ", 1, 2**64 - 1) + bytes(NONCE_BYTES),
+        struct.pack("<IQ", 1, 4096),
+        struct.pack("<IQ", 1, 4096) + bytes(NONCE_BYTES + 1),
+    ],
+    ids=["process 0", "process beyond all", "nonce beyond the end", "no nonce", "long nonce"],
+)
+def test_an_offer_of_no_process_is_refused(payload: bytes) -> None:
+    with pytest.raises(MalformedFrame):
+        DirectOffer.decode(payload)
 
 
 def test_a_claimed_length_allocates_nothing() -> None:

@@ -12,6 +12,7 @@ from common.core.ids import WorkerLife
 from common.errors import Reason, WireError
 from common.transport.base import KvProvider
 from common.transport.byte_stream import ByteStream
+from common.transport.direct import DirectTransport
 from common.transport.frames import HEADER_BYTES
 from common.transport.kept_connections import MAX_KEPT_PER_OWNER
 from common.transport.socket_transport import SocketTransport
@@ -65,7 +66,17 @@ class WatchedUcx(UcxTransport):
             await super()._serve_connection(stream, provider)
 
 
-KINDS: dict[str, tuple[type[WatchedTcp] | type[WatchedUcx], Callable[[], SocketTransport]]] = {
+class WatchedDirect(DirectTransport):
+    doors: Doors
+
+    async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
+        async with self.doors.passed():
+            await super()._serve_connection(stream, provider)
+
+
+Watched = WatchedTcp | WatchedUcx | WatchedDirect
+KINDS: dict[str, tuple[Callable[[], Watched], Callable[[], SocketTransport]]] = {
+    "direct": (WatchedDirect, DirectTransport),
     "tcp": (WatchedTcp, TcpTransport),
     "ucx": (WatchedUcx, UcxTransport),
 }

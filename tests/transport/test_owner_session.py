@@ -13,7 +13,7 @@ from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind, encode_control
 from common.transport.messages import Ack, Trailer
-from common.transport.owner_session import OwnerLimits, OwnerSession
+from common.transport.owner_session import OwnerLimits, OwnerSession, computed_run
 from tests.transport.doubles import MemoryProvider, random_layers
 from tests.transport.wire_peer import request_frame
 
@@ -71,6 +71,8 @@ async def test_a_reader_may_acknowledge_before_the_owner_knows_that_the_trailer_
 
         carrier = LateCarrier(stream, act)
         decoder = FrameDecoder(frozenset({FrameKind.REQUEST, FrameKind.ACK}))
-        await OwnerSession(stream=stream, decoder=decoder, limits=LIMITS, payloads=carrier).serve(provider)
+        await OwnerSession(
+            stream=stream, decoder=decoder, limits=LIMITS, payloads=carrier, open_layer=computed_run
+        ).serve(provider)
     assert lease.closes == [not leaves]
     assert carrier.aborted is leaves

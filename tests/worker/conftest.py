@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from common.transport.base import KvTransport
+from common.transport.direct import DirectTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
 from common.transport.ucx import UcxTransport
 from tests.worker.kv_owner import Owner
 
 MAKERS: dict[str, Callable[[], KvTransport]] = {
+    "direct": DirectTransport,
     "inproc": lambda: InprocTransport(InprocNetwork()),
     "tcp": TcpTransport,
     "ucx": UcxTransport,

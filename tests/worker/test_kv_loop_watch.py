@@ -16,6 +16,7 @@ from common.clock import MonotonicClock
 from common.core.kv_layout import KvLayout
 from common.engine.kv_pool import KvPool
 from common.transport.base import KvTransport
+from common.transport.direct import DirectTransport
 from common.transport.tcp import TcpTransport
 from common.transport.ucx import UcxTransport
 from common.worker.kv_serving import KvServing
@@ -39,6 +40,7 @@ LAYOUT = KvLayout(
 CANVAS_TOKENS = PAGES * LAYOUT.page_size_tokens
 
 KINDS: dict[str, Callable[[], KvTransport]] = {
+    "direct": DirectTransport,
     "tcp": TcpTransport,
     "ucx": UcxTransport,
     "ucx-tcp": lambda: UcxTransport(carriers="tcp,self"),

@@ -30,10 +30,11 @@ ABORTED = request(tuple(range(1, 40)), strategy=ConfidenceQuota(2))
 OTHER = request(tuple(range(140, 101, -1)), strategy=ConfidenceQuota(2), request_id=RequestId("other"))
 CANVAS_PAGES = 5
 FRAMES = 2
-"""What gets through. tcp: that the owner accepts, and a layer; ucx: introduction and acceptance, UCX does the rest."""
+"""What gets through. tcp: that the owner accepts, and a layer; ucx: introduction and acceptance, UCX does the rest;
+auto: offer and acceptance, so that the reader has yet to hear where the bytes lie."""
 
 
-@pytest.mark.parametrize("kv_transport", ["tcp", "ucx"])
+@pytest.mark.parametrize("kv_transport", ["tcp", "ucx", "auto"])
 @pytest.mark.parametrize("fetches", [False, True], ids=["prefills", "fetches"])
 async def test_a_request_on_the_pages_of_an_aborted_fetch_gets_what_it_gets_alone(
     kv_transport: str, fetches: bool

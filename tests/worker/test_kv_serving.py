@@ -15,6 +15,7 @@ from common.core.ids import WorkerId, WorkerLife
 from common.engine.kv_pool import KvPool
 from common.errors import Reason, WireError
 from common.transport.base import KvTransport
+from common.transport.memory_run import MemoryRun
 from common.transport.tcp import TcpTransport
 from common.worker import kv_staging
 from common.worker.kv_serving import KvServing
@@ -140,6 +141,10 @@ async def test_withdrawing_aborts_a_send_whose_reader_takes_nothing() -> None:
     class StuckSink:
         layers = big.n_layers
         window_layers = 1
+        in_host_memory = False
+
+        def memory(self, layer: int) -> MemoryRun:
+            raise AssertionError("it has none")
 
         def in_runs(self) -> None:
             pass

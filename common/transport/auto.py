@@ -1,0 +1,114 @@
+"""KV transport that takes the best path both ends have: direct within one machine, else UCX, else TCP."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Any
+
+from common.core.ids import WorkerLife
+from common.core.work import KvHandle
+from common.transport.base import KvProvider, KvSink
+from common.transport.byte_stream import ByteStream
+from common.transport.direct_owner import OwnMemory, serve_direct
+from common.transport.direct_reader import DirectConnection, NoDirectPath, Reach
+from common.transport.fetches import Delivery
+from common.transport.frames import FrameDecoder, FrameKind
+from common.transport.kept_connections import KeptConnections
+from common.transport.messages import DirectHello, ReadRequest, UcxPeer
+from common.transport.owner_session import first_frame
+from common.transport.process_memory import Machine, ReadMemory, read_memory, this_machine
+from common.transport.socket_transport import SocketTransport
+from common.transport.tcp_owner import serve_inline
+from common.transport.tcp_reader import TcpConnection
+from common.transport.ucx_owner import serve_peer
+from common.transport.ucx_reader import UcxConnection
+from common.transport.ucx_runtime import UcxRuntime
+
+_log = logging.getLogger(__name__)
+
+MAX_KNOWN_OWNERS = 1024
+"""Owners whose path is remembered; the ones met first go first."""
+
+_WITH_UCX, _WITHOUT_UCX = "direct+ucx", "direct+tcp"
+_UCX_TOO = frozenset({"ucx", _WITH_UCX})
+_DIRECT_TOO = frozenset({_WITH_UCX, _WITHOUT_UCX})
+
+
+class AutoTransport(SocketTransport):
+    """Owners serve each reader as it comes; a reader tries the direct path once for each life of an owner.
+
+    `runtime` is UCX's, where it is installed; this closes it. `machine`: where this process runs, `this_machine` unless
+    given; `read`: how another's memory is read. See `SocketTransport` for `limits` (seconds).
+    """
+
+    readable = frozenset({"tcp", "ucx", _WITH_UCX, _WITHOUT_UCX})
+
+    def __init__(
+        self,
+        *,
+        runtime: UcxRuntime | None,
+        machine: Machine | None = None,
+        read: ReadMemory = read_memory,
+        **limits: float,
+    ) -> None:
+        super().__init__(**limits)  # type: ignore[arg-type]  # max_reads alone is a whole number
+        self.name = _WITHOUT_UCX if runtime is None else _WITH_UCX
+        self._runtime = runtime
+        machine = machine or this_machine()
+        self._own = OwnMemory(machine)
+        reach = Reach(machine=machine, read=read)
+        self._kept_direct = self._keep_connections(
+            "direct", lambda address, timeout_s: DirectConnection.open(address, reach, timeout_s)
+        )
+        self._kept_tcp = self._keep_connections("tcp", TcpConnection.open)
+        self._kept_ucx: KeptConnections[Any] = self._kept_tcp
+        if runtime is not None:
+            self._kept_ucx = self._keep_connections(
+                "ucx", lambda address, timeout_s: UcxConnection.open(address, runtime, timeout_s)
+            )
+        self._paths: OrderedDict[WorkerLife, str] = OrderedDict()
+
+    async def aclose(self) -> None:
+        """See `KvTransport.aclose`."""
+        await super().aclose()
+        if self._runtime is not None:
+            await self._runtime.close()
+
+    async def _serve_connection(self, stream: ByteStream, provider: KvProvider) -> None:
+        kinds = {FrameKind.DIRECT_HELLO, FrameKind.REQUEST, FrameKind.ACK}
+        if self._runtime is not None:
+            kinds.add(FrameKind.PEER)
+        decoder = FrameDecoder(frozenset(kinds))
+        hello = await first_frame(stream, decoder, self._limits)
+        if isinstance(hello, DirectHello):
+            await serve_direct(hello, stream, decoder, provider, self._limits, self._own)
+        elif isinstance(hello, UcxPeer) and self._runtime is not None:
+            await serve_peer(hello, stream, decoder, provider, self._limits, self._runtime)
+        elif isinstance(hello, ReadRequest):
+            await serve_inline(hello, stream, decoder, provider, self._limits)
+        elif hello is not None:
+            _log.warning("KV connection dropped: %s instead of a request", type(hello).__name__)
+
+    async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Delivery:
+        other = self._kept_ucx if handle.transport in _UCX_TOO else self._kept_tcp
+        known = self._paths.get(handle.owner)
+        if known in (None, "direct") and sink.in_host_memory and handle.transport in _DIRECT_TOO:
+            try:
+                delivery = await self._kept_direct.read(handle, request, sink, connect_timeout_s)
+                self._note(handle.owner, delivery.path, "")
+                return delivery
+            except NoDirectPath as error:
+                self._note(handle.owner, other.path, f" ({error.message})")
+        delivery = await other.read(handle, request, sink, connect_timeout_s)
+        self._note(handle.owner, delivery.path, "")
+        return delivery
+
+    def _note(self, owner: WorkerLife, path: str, why: str) -> None:
+        """Remember which path leads to that life, and say so when it is news."""
+        if self._paths.get(owner) == path:
+            return
+        self._paths[owner] = path
+        if len(self._paths) > MAX_KNOWN_OWNERS:
+            self._paths.popitem(last=False)
+        _log.info("K/V of %s life %d comes by %s%s", owner.worker_id, owner.incarnation, path, why)

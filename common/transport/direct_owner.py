@@ -1,0 +1,123 @@
+"""The owner's side of a direct connection: say where the bytes lie and what their sums are; the reader takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import numpy as np
+
+from common.errors import Reason, WireError
+from common.transport.base import KvProvider, KvReadLease
+from common.transport.byte_stream import ByteStream
+from common.transport.frames import DataFrame, FrameDecoder, encode_control
+from common.transport.memory_run import MemoryRun, address_of
+from common.transport.messages import MAX_LENT_BYTES, NONCE_BYTES, DirectHello, DirectOffer, Lent, Refusal, Trailer
+from common.transport.owner_session import OwnerLimits, OwnerSession
+from common.transport.process_memory import Machine
+
+_log = logging.getLogger(__name__)
+
+TOGETHER_BYTES = MAX_LENT_BYTES
+"""Bytes that are told of together when they are many small layers: a message for each costs more than reading it."""
+
+
+class OwnMemory:
+    """What an owner tells of its process, so that a reader can see whether it reads the right one."""
+
+    def __init__(self, machine: Machine | None) -> None:
+        """`machine`: where this process runs, as far as is known."""
+        self._machine = machine
+        self._nonce = np.frombuffer(secrets.token_bytes(NONCE_BYTES), dtype=np.uint8)
+
+    def offer_to(self, reader: Machine) -> DirectOffer | None:
+        """How to read this process from `reader`; None where that cannot be."""
+        if self._machine is None or reader != self._machine:
+            return None
+        nonce = self._nonce.data
+        return DirectOffer(pid=os.getpid(), nonce_address=address_of(nonce), nonce=nonce.tobytes())
+
+
+async def serve_direct(
+    hello: DirectHello,
+    stream: ByteStream,
+    decoder: FrameDecoder,
+    provider: KvProvider,
+    limits: OwnerLimits,
+    own: OwnMemory,
+) -> None:
+    """Serve a connection whose reader would read this process' memory, or tell it that it cannot."""
+    offer = own.offer_to(hello.machine) if provider.in_host_memory else None
+    answer = offer or Refusal(error=WireError(Reason.LAYOUT_MISMATCH, "this owner's memory is not within reach"))
+    try:
+        await stream.say(answer, stall_timeout_s=limits.stall_timeout_s)
+    except WireError as error:
+        _log.debug("KV connection ends: %s", error)
+        return
+    if offer is None:
+        return
+    payloads = _LentPayloads(stream, stall_timeout_s=limits.stall_timeout_s)
+    session = OwnerSession(
+        stream=stream,
+        decoder=decoder,
+        limits=limits,
+        payloads=payloads,
+        open_layer=_computed_memory,
+        # All is said long before a slow reader has copied it, so its silence says nothing: its own timeout must do.
+        ack_timeout_s=limits.read_timeout_s,
+    )
+    await session.serve(provider)
+
+
+async def _computed_memory(lease: KvReadLease, layer: int) -> MemoryRun:
+    return await lease.memory(layer)
+
+
+class _LentPayloads:
+    """`PayloadSender` that sends no payload: its `Lent`s say where it is. Those of small layers leave together."""
+
+    inline = True
+
+    def __init__(self, stream: ByteStream, *, stall_timeout_s: float) -> None:
+        self._stream = stream
+        self._stall_timeout_s = stall_timeout_s
+        self._untold_bytes = 0
+
+    def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
+        for offset in range(0, layer_bytes, MAX_LENT_BYTES):
+            length = min(MAX_LENT_BYTES, layer_bytes - offset)
+            yield DataFrame(layer=layer, offset_bytes=offset, length_bytes=length)
+
+    async def drive(self, sending: Coroutine[Any, Any, None]) -> None:
+        await sending
+
+    async def send(self, frame: DataFrame, run: MemoryRun, check: Callable[[], None], *, more: bool) -> None:
+        told_bytes = 0
+        while told_bytes < frame.length_bytes:
+            offset_bytes = frame.offset_bytes + told_bytes
+            spans = run.spans.cut(offset_bytes, frame.length_bytes - told_bytes)
+            # The lease holds before and after, so no one else wrote meanwhile: the sum is that of the right bytes.
+            check()
+            lent = Lent(layer=frame.layer, offset_bytes=offset_bytes, payload_sum=run.checksum(spans), spans=spans)
+            self._untold_bytes += spans.size_bytes
+            await self._send(encode_control(lent), check, more=more and self._untold_bytes < TOGETHER_BYTES)
+            told_bytes += spans.size_bytes
+            await asyncio.sleep(0)
+
+    async def settle(self, layer: int, check: Callable[[], None]) -> None:
+        """Nothing is sent from the pages, so there is nothing to wait for."""
+
+    async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
+        await self._send(encode_control(trailer), check, more=False)
+
+    async def abort(self) -> None:
+        self._stream.drop_unsent()
+
+    async def _send(self, data: bytes, check: Callable[[], None], *, more: bool) -> None:
+        if not more:
+            self._untold_bytes = 0
+        await self._stream.send([memoryview(data)], check=check, stall_timeout_s=self._stall_timeout_s, more=more)

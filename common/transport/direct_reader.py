@@ -1,0 +1,173 @@
+"""The reader's side of a direct connection: take bytes out of the owner's memory, believe them if the sum agrees."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.errors import Reason, WireError
+from common.transport.base import KvSink
+from common.transport.byte_stream import ByteStream
+from common.transport.fetches import Received
+from common.transport.frames import DataFrame, FrameDecoder, FrameKind
+from common.transport.memory_run import MemoryRun, Spans
+from common.transport.messages import (
+    MAX_LENT_BYTES,
+    Ack,
+    ControlMessage,
+    DirectHello,
+    DirectOffer,
+    Lent,
+    MalformedFrame,
+    ReadRequest,
+    Refusal,
+)
+from common.transport.process_memory import Machine, ReadMemory
+from common.transport.sizes import agreed_first_memory
+from common.transport.tcp_reader import accepted, connect, expect_trailer
+
+REFUSAL_GRACE_S = 1.0
+"""How long a reader that has found wrong bytes waits to hear why: an owner that takes pages back says so at once."""
+
+
+class NoDirectPath(WireError):
+    """This owner's memory cannot be read from here, now or ever; nothing was written to any sink."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(Reason.LAYOUT_MISMATCH, f"no direct path to the KV owner: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What this process can read: others on its `machine` (None: it does not know where it is), by `read`."""
+
+    machine: Machine | None
+    read: ReadMemory
+
+
+class DirectConnection:
+    """`ReaderConnection` that takes payloads out of the owner's memory; frames go over TCP."""
+
+    def __init__(self, stream: ByteStream, decoder: FrameDecoder, pid: int, read: ReadMemory) -> None:
+        self._stream = stream
+        self._decoder = decoder
+        self._pid = pid
+        self._read = read
+        self._turn_bytes = 0
+        self.delivering = False
+
+    @classmethod
+    async def open(cls, address: str, reach: Reach, timeout_s: float) -> DirectConnection:
+        """Connect, and see that the owner's memory is within reach.
+
+        Raises `NoDirectPath` when it is not, `WireError` PEER_LOST when that takes longer than `timeout_s`.
+        """
+        if reach.machine is None:
+            raise NoDirectPath("this machine does not say which it is")
+        try:
+            async with asyncio.timeout(timeout_s):
+                stream = await connect(address, timeout_s)
+                try:
+                    return await cls._introduce(stream, reach.machine, reach.read)
+                except BaseException:
+                    stream.close()
+                    raise
+        except TimeoutError:
+            raise WireError(Reason.PEER_LOST, f"the KV peer did not answer within {timeout_s} s") from None
+
+    @classmethod
+    async def _introduce(cls, stream: ByteStream, machine: Machine, read: ReadMemory) -> DirectConnection:
+        await stream.say(DirectHello(machine=machine), stall_timeout_s=None)
+        decoder = FrameDecoder(
+            frozenset({FrameKind.DIRECT_OFFER, FrameKind.ACCEPT, FrameKind.LENT, FrameKind.TRAILER, FrameKind.REFUSAL})
+        )
+        offer = await stream.receive(decoder)
+        if isinstance(offer, Refusal):
+            raise NoDirectPath(offer.error.message)
+        if not isinstance(offer, DirectOffer):
+            raise MalformedFrame("a direct connection begins with an offer")
+        _prove(offer, read)
+        return cls(stream, decoder, offer.pid, read)
+
+    @property
+    def reusable(self) -> bool:
+        """See `ReaderConnection.reusable`."""
+        return self._stream.silent
+
+    async def read(self, sink: KvSink, request: ReadRequest) -> Received:
+        """See `ReaderConnection.read`."""
+        self.delivering = False
+        accept = await accepted(self._stream, self._decoder, request)
+        first = agreed_first_memory(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
+        landing, offset_bytes = first, 0
+        for layer in range(sink.layers):
+            if layer:
+                landing, offset_bytes = sink.memory(layer), 0
+                assert landing.size_bytes == first.size_bytes, "every layer has the same size"
+            while offset_bytes < landing.size_bytes:
+                lent = _expect_lent(await self._stream.receive(self._decoder), layer, offset_bytes, landing)
+                await self._take(lent, landing)
+                offset_bytes += lent.spans.size_bytes
+                self.delivering = True
+            await sink.complete(layer)
+        trailer = expect_trailer(await self._stream.receive(self._decoder))
+        await self._stream.say(Ack(), stall_timeout_s=None)
+        return first.size_bytes * sink.layers, trailer
+
+    async def abort(self) -> None:
+        """See `ReaderConnection.abort`. Bytes are copied within one turn of the loop each, so none is on its way."""
+        self._stream.close()
+
+    async def _take(self, lent: Lent, landing: MemoryRun) -> None:
+        """Copy what is lent to where it belongs; raises `WireError` unless it is what the owner has summed."""
+        # All of it, however many pieces this side has: only the system call counts them.
+        local = landing.spans.cut(lent.offset_bytes, lent.spans.size_bytes, len(landing.spans))
+        try:
+            self._read(self._pid, local, lent.spans)
+        except OSError as error:
+            raise WireError(Reason.PEER_LOST, "the KV owner's memory cannot be read any more") from error
+        if landing.checksum(local) != lent.payload_sum:
+            raise await self._explanation()
+        self._turn_bytes += local.size_bytes
+        if self._turn_bytes >= MAX_LENT_BYTES:
+            # A quick owner never makes anyone else wait.
+            self._turn_bytes = 0
+            await asyncio.sleep(0)
+
+    async def _explanation(self) -> WireError:
+        """Why bytes are not what they were: the owner took the pages back, and says so, or else they are damaged."""
+        try:
+            async with asyncio.timeout(REFUSAL_GRACE_S):
+                while not isinstance(frame := await self._stream.receive(self._decoder), Refusal):
+                    pass  # What else was said before that is of no use any more.
+                return frame.error
+        except TimeoutError:
+            return WireError(Reason.KV_CHECKSUM, "K/V in the owner's memory does not match its checksum")
+        except WireError as error:
+            return error
+
+
+def _expect_lent(frame: ControlMessage | DataFrame, layer: int, offset_bytes: int, landing: MemoryRun) -> Lent:
+    """The frame, if it lends what comes next; raises the owner's refusal when that comes instead."""
+    if isinstance(frame, Refusal):
+        raise frame.error
+    if not isinstance(frame, Lent) or (frame.layer, frame.offset_bytes) != (layer, offset_bytes):
+        raise MalformedFrame(f"something else where layer {layer} belongs from {offset_bytes} on")
+    if frame.spans.size_bytes > landing.size_bytes - offset_bytes:
+        raise MalformedFrame(f"{frame.spans.size_bytes} bytes do not fit")
+    return frame
+
+
+def _prove(offer: DirectOffer, read: ReadMemory) -> None:
+    """Raise `NoDirectPath` unless the owner's nonce is found where it says."""
+    found = np.zeros(len(offer.nonce), dtype=np.uint8)
+    landing = MemoryRun(found.data, [0], [len(found)])
+    remote = Spans(np.array([[offer.nonce_address, len(found)]], dtype=np.uint64))
+    try:
+        read(offer.pid, landing.spans, remote)
+    except OSError as error:
+        raise NoDirectPath(f"reading its memory fails: {error.strerror}") from None
+    if found.tobytes() != offer.nonce:
+        raise NoDirectPath("its process number is somebody else's here")

@@ -1,0 +1,301 @@
+"""Direct reads of owners that take pages back, die, lie, or cannot be read at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+import pytest
+
+from common.errors import Reason, WireError
+from common.transport.auto import AutoTransport
+from common.transport.direct import DirectTransport
+from common.transport.frames import encode_control
+from common.transport.memory_run import Spans
+from common.transport.messages import MAX_LENT_BYTES, NONCE_BYTES, DirectOffer, Lent, Refusal
+from common.transport.process_memory import Machine, read_memory
+from common.transport.socket_transport import SocketTransport
+from common.transport.ucx_runtime import UcxRuntime
+from tests.transport.doubles import MemoryLease, MemoryProvider, MemorySink, Scattered, handle_for, random_layers
+from tests.transport.test_transport_processes import LAYER_BYTES, LAYERS, SOON_S, new_sink, owner_process
+from tests.transport.wire_peer import accept_frame, read_frame, scripted_owner, trailer_frame
+
+ELSEWHERE = Machine(boot_id="another machine", pid_namespace="pid:[1]")
+
+
+class Reads:
+    """`ReadMemory` that counts, and does `before` the copy of that number (from 1; 1 is the owner's proof)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.before: dict[int, Callable[[], None]] = {}
+
+    def __call__(self, pid: int, local: Spans, remote: Spans) -> None:
+        self.count += 1
+        self.before.get(self.count, lambda: None)()
+        read_memory(pid, local, remote)
+
+
+class Forbidden(Reads):
+    """`ReadMemory` of a reader without the permission that it takes."""
+
+    def __call__(self, pid: int, local: Spans, remote: Spans) -> None:
+        self.count += 1
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@contextlib.asynccontextmanager
+async def closing(*transports: SocketTransport) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        for transport in transports:
+            await transport.aclose()
+
+
+async def failure_of(reader: SocketTransport, address: str, sink: MemorySink, transport: str = "direct") -> WireError:
+    with pytest.raises(WireError) as caught:
+        await reader.fetch(handle=handle_for(address, transport=transport), sink=sink, timeout_s=20.0)
+    return caught.value
+
+
+# Pages that are taken back.
+
+
+@pytest.mark.parametrize("copy", [2, 3, 4])
+async def test_pages_given_to_another_request_while_they_are_read_are_never_taken_for_the_right_ones(copy: int) -> None:
+    """The owner aborts the send and another request writes to its pages, before the reader gets to copy them."""
+    provider, reads = MemoryProvider(), Reads()
+    lease = provider.lend(random_layers(3, 5000), piece_bytes=500, gap_bytes=100)
+
+    def take_back() -> None:
+        lease.revoke(WireError(Reason.KV_NOT_FOUND, "withdrawn"))
+        for layer in range(3):
+            lease.overwrite(layer)
+
+    reads.before[copy] = take_back
+    owner, reader = DirectTransport(), DirectTransport(read=reads)
+    async with closing(reader, owner):
+        address = await owner.listen("127.0.0.1", provider)
+        sink = MemorySink(3, 5000)
+        assert (await failure_of(reader, address, sink)).reason is Reason.KV_NOT_FOUND, "what the owner said of it"
+        assert await lease.until_closed() == [False]
+        assert [layer for layer, _ in sink.completed] == list(range(copy - 2)), "no layer with wrong bytes is complete"
+        lent_again = provider.lend(random_layers(3, 5000))
+        again = MemorySink(3, 5000)
+        await reader.fetch(handle=handle_for(address), sink=again, timeout_s=20.0)
+        assert again.content == random_layers(3, 5000) and await lent_again.until_closed() == [True]
+
+
+async def test_pages_that_change_without_a_word_are_damage() -> None:
+    provider, reads = MemoryProvider(), Reads()
+    lease = provider.lend(random_layers(2, 5000))
+    reads.before[3] = lambda: lease.overwrite(1)
+    owner, reader = DirectTransport(), DirectTransport(read=reads)
+    async with closing(reader, owner):
+        address = await owner.listen("127.0.0.1", provider)
+        assert (await failure_of(reader, address, MemorySink(2, 5000))).reason is Reason.KV_CHECKSUM
+        assert await lease.until_closed() == [False]
+
+
+async def test_a_lease_that_is_over_when_its_bytes_have_been_copied_is_no_success() -> None:
+    """The bytes are right, but the owner did not vouch for them to the end."""
+    provider, reads = MemoryProvider(), Reads()
+    lease = provider.lend(random_layers(2, 64))
+    lease.trailer_gate = asyncio.Event()
+    reads.before[3] = lambda: lease.revoke(WireError(Reason.KV_LEASE_EXPIRED, "over"))
+    owner, reader = DirectTransport(), DirectTransport(read=reads)
+    async with closing(reader, owner):
+        address = await owner.listen("127.0.0.1", provider)
+        assert (await failure_of(reader, address, MemorySink(2, 64))).reason is Reason.KV_LEASE_EXPIRED
+
+
+# Owners that die.
+
+
+@pytest.mark.parametrize("copy", [2, 5])
+async def test_owner_killed_while_its_memory_is_read(copy: int) -> None:
+    reads = Reads()
+    async with owner_process("direct") as (child, address):
+        reads.before[copy] = lambda: os.kill(child.pid, signal.SIGKILL)
+        reader = DirectTransport(read=reads)
+        async with closing(reader), asyncio.timeout(SOON_S):
+            assert (await failure_of(reader, address, new_sink())).reason is Reason.PEER_LOST
+            assert await child.wait() == -signal.SIGKILL
+
+
+async def test_what_a_stopped_owner_has_lent_can_still_be_read() -> None:
+    """The bytes are there, and so are their sums: only the rest is missing."""
+    reads = Reads()
+    async with owner_process("direct", LAYERS, signal.SIGSTOP) as (child, address):
+        reader = DirectTransport(read=reads)
+        sink = new_sink()
+        async with closing(reader):
+            with pytest.raises(WireError) as caught:
+                await reader.fetch(handle=handle_for(address), sink=sink, timeout_s=1.0)
+        assert caught.value.reason is Reason.PEER_LOST
+        right = random_layers(LAYERS, LAYER_BYTES)
+        assert all(content == right[layer] for layer, content in sink.completed)
+        child.send_signal(signal.SIGCONT)
+
+
+# Owners that lie.
+
+
+def offer_frame(nonce: np.ndarray, told: bytes | None = None) -> bytes:
+    """This process is the owner, and proves it; or not, when `told` is not what is found there."""
+    offer = DirectOffer(pid=os.getpid(), nonce_address=nonce.ctypes.data, nonce=told or nonce.tobytes())
+    return encode_control(offer)
+
+
+def lent_frame(layer: int, offset_bytes: int, source: Scattered, *, wrong: int = 0) -> bytes:
+    spans = source.run.spans
+    lent = Lent(layer=layer, offset_bytes=offset_bytes, payload_sum=source.run.checksum(spans) ^ wrong, spans=spans)
+    return encode_control(lent)
+
+
+NONCE = np.arange(NONCE_BYTES, dtype=np.uint8)
+LAYER = 64
+SOURCES = [Scattered(data, 10, gap_bytes=3) for data in random_layers(2, LAYER)]
+GOOD = accept_frame(2, LAYER) + lent_frame(0, 0, SOURCES[0]) + lent_frame(1, 0, SOURCES[1]) + trailer_frame()
+
+
+async def fetch_from_script(wire: bytes, offer: bytes) -> MemorySink:
+    """Fetch from an owner that offers its memory, and answers the request with `wire`."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(offer)
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            await read_frame(reader)
+            writer.write(wire)
+            await reader.read()
+
+    sink, reader = MemorySink(2, LAYER, piece_bytes=7, gap_bytes=2), DirectTransport()
+    async with scripted_owner(script) as address, closing(reader):
+        await reader.fetch(handle=handle_for(address), sink=sink, timeout_s=20.0)
+    return sink
+
+
+async def test_the_scripted_owner_is_understood() -> None:
+    assert (await fetch_from_script(GOOD, offer_frame(NONCE))).content == [source.content for source in SOURCES]
+
+
+LIES = {
+    "layer skipped": lent_frame(1, 0, SOURCES[0]),
+    "gap": lent_frame(0, 4, Scattered(bytes(60), 60, gap_bytes=0)),
+    "repeated": lent_frame(0, 0, SOURCES[0]) * 2,
+    "longer than the layer": lent_frame(0, 0, Scattered(bytes(LAYER + 1), 80, gap_bytes=0)),
+    "far longer than the layer": lent_frame(0, 0, Scattered(bytes(MAX_LENT_BYTES), MAX_LENT_BYTES, gap_bytes=0)),
+    "wrong sum": lent_frame(0, 0, SOURCES[0], wrong=1 << 63) + trailer_frame(),
+    "trailer too early": lent_frame(0, 0, SOURCES[0]) + trailer_frame(),
+    "accepted twice": accept_frame(2, LAYER),
+    "offered twice": offer_frame(NONCE),
+}
+
+
+@pytest.mark.parametrize("wire", LIES.values(), ids=LIES)
+async def test_lent_memory_out_of_order_or_too_long_is_refused(wire: bytes) -> None:
+    with pytest.raises(WireError) as caught:
+        await fetch_from_script(accept_frame(2, LAYER) + wire, offer_frame(NONCE))
+    assert caught.value.reason is Reason.KV_CHECKSUM
+
+
+async def test_lent_memory_that_is_not_there_is_a_lost_owner() -> None:
+    nowhere = Spans(np.array([[4096, LAYER]], dtype=np.uint64))
+    lent = encode_control(Lent(layer=0, offset_bytes=0, payload_sum=0, spans=nowhere))
+    with pytest.raises(WireError) as caught:
+        await fetch_from_script(accept_frame(2, LAYER) + lent, offer_frame(NONCE))
+    assert caught.value.reason is Reason.PEER_LOST
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        offer_frame(NONCE, bytes(NONCE_BYTES)),
+        encode_control(DirectOffer(pid=os.getpid(), nonce_address=4096, nonce=NONCE.tobytes())),
+        encode_control(Refusal(error=WireError(Reason.LAYOUT_MISMATCH, "out of reach"))),
+    ],
+    ids=["something else is there", "nothing is there", "refused"],
+)
+async def test_an_owner_that_does_not_prove_who_it_is_is_not_read(offer: bytes) -> None:
+    with pytest.raises(WireError, match="no direct path") as caught:
+        await fetch_from_script(GOOD, offer)
+    assert caught.value.reason is Reason.LAYOUT_MISMATCH
+
+
+@pytest.mark.parametrize("wire", [b"", accept_frame(2, LAYER), b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3])
+async def test_something_else_than_an_offer_is_malformed(wire: bytes) -> None:
+    with pytest.raises(WireError) as caught:
+        await fetch_from_script(b"", wire or GOOD)
+    assert caught.value.reason is Reason.KV_CHECKSUM
+
+
+# Owners that cannot be read: the same fetch goes on by other means.
+
+
+async def fetched_path(reader: AutoTransport, owner: AutoTransport, address: str, lease: MemoryLease) -> str:
+    sink = MemorySink(2, 100_000)
+    fetched = await reader.fetch(handle=handle_for(address, transport=owner.name), sink=sink, timeout_s=20.0)
+    assert sink.content == random_layers(2, 100_000)
+    assert await lease.until_closed() == [True]
+    return fetched.path
+
+
+@pytest.mark.parametrize("ucx", [False, True], ids=["without ucx", "with ucx"])
+@pytest.mark.parametrize("why", ["forbidden", "other machine", "owner on a GPU", "nothing"])
+async def test_where_memory_cannot_be_read_the_fetch_goes_on_by_other_means(
+    why: str, ucx: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads = Forbidden() if why == "forbidden" else Reads()
+    owner = AutoTransport(runtime=UcxRuntime() if ucx else None)
+    reader = AutoTransport(
+        runtime=UcxRuntime() if ucx else None, machine=ELSEWHERE if why == "other machine" else None, read=reads
+    )
+    provider = MemoryProvider()
+    provider.in_host_memory = why != "owner on a GPU"
+    other = "ucx" if ucx else "tcp"
+    with caplog.at_level(logging.INFO):
+        async with closing(reader, owner):
+            address = await owner.listen("127.0.0.1", provider)
+            for _ in range(3):
+                lease = provider.lend(random_layers(2, 100_000))
+                path = await fetched_path(reader, owner, address, lease)
+                assert path == ("direct" if why == "nothing" else other)
+    assert reads.count == {"forbidden": 1, "nothing": 1 + 3 * 2}.get(why, 0), (
+        "an owner that cannot be read is asked once"
+    )
+    said = [record for record in caplog.records if record.name.startswith("common.transport")]
+    assert [record.levelno for record in said] == [logging.INFO], caplog.text
+    assert f"comes by {'direct' if why == 'nothing' else other}" in said[0].getMessage()
+
+
+async def test_a_reader_on_a_gpu_does_not_try() -> None:
+    owner, reads = AutoTransport(runtime=None), Reads()
+    reader = AutoTransport(runtime=None, read=reads)
+    provider = MemoryProvider()
+    lease = provider.lend(random_layers(2, 64))
+    async with closing(reader, owner):
+        address = await owner.listen("127.0.0.1", provider)
+        sink = MemorySink(2, 64)
+        sink.in_host_memory = False
+        fetched = await reader.fetch(handle=handle_for(address, transport=owner.name), sink=sink, timeout_s=20.0)
+        assert (fetched.path, reads.count) == ("tcp", 0)
+        assert await lease.until_closed() == [True]
+        direct = DirectTransport()
+        async with closing(direct):
+            assert (await failure_of(direct, address, sink)).reason is Reason.LAYOUT_MISMATCH
+
+
+async def test_a_lost_owner_is_lost_and_nothing_else_is_tried() -> None:
+    owner, provider = AutoTransport(runtime=None), MemoryProvider()
+    address = await owner.listen("127.0.0.1", provider)
+    await owner.aclose()
+    reader = AutoTransport(runtime=None)
+    async with closing(reader):
+        assert (await failure_of(reader, address, MemorySink(1, 8), owner.name)).reason is Reason.PEER_LOST
