@@ -15,15 +15,15 @@ from common.errors import Reason, WireError
 from common.transport.base import KvProvider, KvReadLease
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import DataFrame, FrameDecoder, encode_control
-from common.transport.memory_run import MemoryRun, address_of
+from common.transport.memory_run import MAX_SPANS, Gathered, MemoryRun, address_of
 from common.transport.messages import MAX_LENT_BYTES, NONCE_BYTES, DirectHello, DirectOffer, Lent, Refusal, Trailer
 from common.transport.owner_session import OwnerLimits, OwnerSession
 from common.transport.process_memory import Machine
 
 _log = logging.getLogger(__name__)
 
-TOGETHER_BYTES = MAX_LENT_BYTES
-"""Bytes that are told of together when they are many small layers: a message for each costs more than reading it."""
+FIRST_LENT_BYTES = MAX_LENT_BYTES // 2
+"""Most bytes that the first `Lent` of a read tells of."""
 
 
 class OwnMemory:
@@ -78,46 +78,59 @@ async def _computed_memory(lease: KvReadLease, layer: int) -> MemoryRun:
 
 
 class _LentPayloads:
-    """`PayloadSender` that sends no payload: its `Lent`s say where it is. Those of small layers leave together."""
+    """`PayloadSender` that sends no payload: its `Lent`s say where it is, of as many layers at once as are computed."""
 
     inline = True
 
     def __init__(self, stream: ByteStream, *, stall_timeout_s: float) -> None:
         self._stream = stream
         self._stall_timeout_s = stall_timeout_s
-        self._untold_bytes = 0
+        self._begin(0, 0)
 
     def pieces(self, layer: int, layer_bytes: int) -> Iterator[DataFrame]:
-        for offset in range(0, layer_bytes, MAX_LENT_BYTES):
-            length = min(MAX_LENT_BYTES, layer_bytes - offset)
-            yield DataFrame(layer=layer, offset_bytes=offset, length_bytes=length)
+        if layer == 0:
+            # A reader has nothing to do until it hears of the first ones.
+            self._begin(FIRST_LENT_BYTES, 0)
+        yield DataFrame(layer=layer, offset_bytes=0, length_bytes=layer_bytes)
 
     async def drive(self, sending: Coroutine[Any, Any, None]) -> None:
         await sending
 
     async def send(self, frame: DataFrame, run: MemoryRun, check: Callable[[], None], *, more: bool) -> None:
-        told_bytes = 0
-        while told_bytes < frame.length_bytes:
-            offset_bytes = frame.offset_bytes + told_bytes
-            spans = run.spans.cut(offset_bytes, frame.length_bytes - told_bytes)
-            # The lease holds before and after, so no one else wrote meanwhile: the sum is that of the right bytes.
+        taken_bytes = 0
+        while taken_bytes < frame.length_bytes:
             check()
-            lent = Lent(layer=frame.layer, offset_bytes=offset_bytes, payload_sum=run.checksum(spans), spans=spans)
-            self._untold_bytes += spans.size_bytes
-            await self._send(encode_control(lent), check, more=more and self._untold_bytes < TOGETHER_BYTES)
-            told_bytes += spans.size_bytes
-            await asyncio.sleep(0)
+            room_bytes = min(self._most_bytes - self._untold.size_bytes, frame.length_bytes - taken_bytes)
+            part = run.spans.cut(taken_bytes, room_bytes, MAX_SPANS - self._untold.count)
+            self._untold.add(run, part)
+            taken_bytes += part.size_bytes
+            if self._untold.size_bytes == self._most_bytes or self._untold.count == MAX_SPANS:
+                await self._tell(check, more=False)
+        if not more and self._untold.count:
+            await self._tell(check, more=False)
 
     async def settle(self, layer: int, check: Callable[[], None]) -> None:
         """Nothing is sent from the pages, so there is nothing to wait for."""
 
     async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
+        if self._untold.count:
+            await self._tell(check, more=True)
         await self._send(encode_control(trailer), check, more=False)
 
     async def abort(self) -> None:
         self._stream.drop_unsent()
 
+    def _begin(self, most_bytes: int, offset_bytes: int) -> None:
+        self._untold, self._most_bytes, self._offset_bytes = Gathered(), most_bytes, offset_bytes
+
+    async def _tell(self, check: Callable[[], None], *, more: bool) -> None:
+        """Lend what is untold; `more` as for `ByteStream.send`."""
+        # The lease holds before and after, so nobody else writes meanwhile: the sum is that of the right bytes.
+        check()
+        lent = Lent(offset_bytes=self._offset_bytes, payload_sum=self._untold.checksum(), spans=self._untold.spans)
+        self._begin(MAX_LENT_BYTES, self._offset_bytes + lent.spans.size_bytes)
+        await self._send(encode_control(lent), check, more=more)
+        await asyncio.sleep(0)
+
     async def _send(self, data: bytes, check: Callable[[], None], *, more: bool) -> None:
-        if not more:
-            self._untold_bytes = 0
         await self._stream.send([memoryview(data)], check=check, stall_timeout_s=self._stall_timeout_s, more=more)

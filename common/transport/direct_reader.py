@@ -12,7 +12,7 @@ from common.transport.base import KvSink
 from common.transport.byte_stream import ByteStream
 from common.transport.fetches import Received
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind
-from common.transport.memory_run import MemoryRun, Spans
+from common.transport.memory_run import Gathered, MemoryRun, Spans
 from common.transport.messages import (
     MAX_LENT_BYTES,
     Ack,
@@ -101,17 +101,13 @@ class DirectConnection:
         self.delivering = False
         accept = await accepted(self._stream, self._decoder, request)
         first = agreed_first_memory(sink, layers=accept.layers, layer_bytes=accept.layer_bytes)
-        landing, offset_bytes = first, 0
-        for layer in range(sink.layers):
-            if layer:
-                landing, offset_bytes = sink.memory(layer), 0
-                assert landing.size_bytes == first.size_bytes, "every layer has the same size"
-            while offset_bytes < landing.size_bytes:
-                lent = _expect_lent(await self._stream.receive(self._decoder), layer, offset_bytes, landing)
-                await self._take(lent, landing)
-                offset_bytes += lent.spans.size_bytes
-                self.delivering = True
-            await sink.complete(layer)
+        landing = _Landing(sink, first)
+        while not landing.done:
+            lent = _expect_lent(await self._stream.receive(self._decoder), landing)
+            filled = await self._take(lent, landing)
+            self.delivering = True
+            for layer in filled:
+                await sink.complete(layer)
         trailer = expect_trailer(await self._stream.receive(self._decoder))
         await self._stream.say(Ack(), stall_timeout_s=None)
         return first.size_bytes * sink.layers, trailer
@@ -120,21 +116,22 @@ class DirectConnection:
         """See `ReaderConnection.abort`. Bytes are copied within one turn of the loop each, so none is on its way."""
         self._stream.close()
 
-    async def _take(self, lent: Lent, landing: MemoryRun) -> None:
-        """Copy what is lent to where it belongs; raises `WireError` unless it is what the owner has summed."""
-        # All of it, however many pieces this side has: only the system call counts them.
-        local = landing.spans.cut(lent.offset_bytes, lent.spans.size_bytes, len(landing.spans))
+    async def _take(self, lent: Lent, landing: _Landing) -> range:
+        """Copy what is lent to where it belongs; returns the layers that are full now. Raises `WireError` unless it is
+        what the owner has summed."""
+        target, filled = landing.take(lent.spans.size_bytes)
         try:
-            self._read(self._pid, local, lent.spans)
+            self._read(self._pid, target.spans, lent.spans)
         except OSError as error:
             raise WireError(Reason.PEER_LOST, "the KV owner's memory cannot be read any more") from error
-        if landing.checksum(local) != lent.payload_sum:
+        if target.checksum() != lent.payload_sum:
             raise await self._explanation()
-        self._turn_bytes += local.size_bytes
+        self._turn_bytes += target.size_bytes
         if self._turn_bytes >= MAX_LENT_BYTES:
             # A quick owner never makes anyone else wait.
             self._turn_bytes = 0
             await asyncio.sleep(0)
+        return filled
 
     async def _explanation(self) -> WireError:
         """Why bytes are not what they were: the owner took the pages back, and says so, or else they are damaged."""
@@ -149,13 +146,49 @@ class DirectConnection:
             return error
 
 
-def _expect_lent(frame: ControlMessage | DataFrame, layer: int, offset_bytes: int, landing: MemoryRun) -> Lent:
+class _Landing:
+    """Where the next bytes of a read belong: the layers of its sink in order, without gaps. `first` is layer 0."""
+
+    def __init__(self, sink: KvSink, first: MemoryRun) -> None:
+        self._sink = sink
+        self._run = first
+        self._layer = 0
+        self._layer_bytes = first.size_bytes
+        self.taken_bytes = 0
+
+    @property
+    def left_bytes(self) -> int:
+        """What is still to come."""
+        return self._layer_bytes * self._sink.layers - self.taken_bytes
+
+    @property
+    def done(self) -> bool:
+        """Whether that is nothing."""
+        return not self.left_bytes
+
+    def take(self, size_bytes: int) -> tuple[Gathered, range]:
+        """The next `size_bytes`, at most what is left, and the layers that are full with them."""
+        target = Gathered()
+        full_before = self.taken_bytes // self._layer_bytes
+        while target.size_bytes < size_bytes:
+            layer, offset_bytes = divmod(self.taken_bytes, self._layer_bytes)
+            if layer != self._layer:
+                self._layer, self._run = layer, self._sink.memory(layer)
+                assert self._run.size_bytes == self._layer_bytes, "every layer has the same size"
+            length_bytes = min(size_bytes - target.size_bytes, self._layer_bytes - offset_bytes)
+            # All of it, however many pieces this side has: only the system call counts them.
+            target.add(self._run, self._run.spans.cut(offset_bytes, length_bytes, len(self._run.spans)))
+            self.taken_bytes += length_bytes
+        return target, range(full_before, self.taken_bytes // self._layer_bytes)
+
+
+def _expect_lent(frame: ControlMessage | DataFrame, landing: _Landing) -> Lent:
     """The frame, if it lends what comes next; raises the owner's refusal when that comes instead."""
     if isinstance(frame, Refusal):
         raise frame.error
-    if not isinstance(frame, Lent) or (frame.layer, frame.offset_bytes) != (layer, offset_bytes):
-        raise MalformedFrame(f"something else where layer {layer} belongs from {offset_bytes} on")
-    if frame.spans.size_bytes > landing.size_bytes - offset_bytes:
+    if not isinstance(frame, Lent) or frame.offset_bytes != landing.taken_bytes:
+        raise MalformedFrame(f"something else where byte {landing.taken_bytes} belongs")
+    if frame.spans.size_bytes > landing.left_bytes:
         raise MalformedFrame(f"{frame.spans.size_bytes} bytes do not fit")
     return frame
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -105,13 +106,38 @@ class MemoryRun:
         """Bytes of all pieces."""
         return self.spans.size_bytes
 
-    def checksum(self, part: Spans) -> int:
-        """`wide_checksum` of `part`, a cut of this run's spans, as it is now."""
+    def views(self, part: Spans) -> Iterator[memoryview]:
+        """The bytes at `part`, a cut of this run's spans."""
         starts = (part.table[:, _ADDRESS] - self._base).tolist()
         ends = (part.table[:, _ADDRESS] - self._base + part.table[:, _LENGTH]).tolist()
-        if len(starts) == 1:
-            return wide_checksum(self._memory[starts[0] : ends[0]])
-        return wide_scattered_checksum(map(self._memory.__getitem__, map(slice, starts, ends)))
+        return map(self._memory.__getitem__, map(slice, starts, ends))
+
+
+class Gathered:
+    """Cuts of runs one after the other, of several layers perhaps: what one system call reads and one sum covers."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[MemoryRun, Spans]] = []
+        self.size_bytes = 0
+        self.count = 0
+
+    def add(self, run: MemoryRun, part: Spans) -> None:
+        """`part`, a cut of the spans of `run`, follows."""
+        self._parts.append((run, part))
+        self.size_bytes += part.size_bytes
+        self.count += len(part)
+
+    @property
+    def spans(self) -> Spans:
+        """All of it."""
+        if len(self._parts) == 1:
+            return self._parts[0][1]
+        return Spans(np.concatenate([part.table for _, part in self._parts]))
+
+    def checksum(self) -> int:
+        """`wide_checksum` of all of it, as it is now."""
+        views = chain.from_iterable(run.views(part) for run, part in self._parts)
+        return wide_checksum(next(views)) if self.count == 1 else wide_scattered_checksum(views)
 
 
 def address_of(memory: memoryview) -> int:

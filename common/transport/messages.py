@@ -31,7 +31,7 @@ _DELIVERED = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
 _TRAILER = struct.Struct("<d")
 _OFFER = struct.Struct("<IQ")
-_LENT = struct.Struct("<IQQQ")
+_LENT = struct.Struct("<QQQ")
 _MAX_MESSAGE_BYTES = 1024
 
 NONCE_BYTES = 32
@@ -252,30 +252,29 @@ class DirectOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """Bytes [offset, offset + spans.size_bytes) of a layer lie at `spans` of the owner's memory, with that checksum
-    (`wide_checksum`): at most `MAX_LENT_BYTES`."""
+    """Bytes [offset, offset + spans.size_bytes) of the read, over all layers, lie at `spans` of the owner's memory, and
+    have that checksum (`wide_checksum`): at most `MAX_LENT_BYTES`."""
 
-    layer: int
     offset_bytes: int
     payload_sum: int
     spans: Spans
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        head = _LENT.pack(self.layer, self.offset_bytes, self.spans.size_bytes, self.payload_sum)
+        head = _LENT.pack(self.offset_bytes, self.spans.size_bytes, self.payload_sum)
         return head + self.spans.pack()
 
     @classmethod
     def decode(cls, payload: bytes) -> Lent:
         """Inverse of `encode`; raises `MalformedFrame`."""
-        layer, offset_bytes, length_bytes, payload_sum = _unpack(_LENT, payload)
+        offset_bytes, length_bytes, payload_sum = _unpack(_LENT, payload)
         if length_bytes > MAX_LENT_BYTES:
             raise MalformedFrame(f"{length_bytes} bytes lent at once")
         try:
             spans = Spans.unpack(payload[_LENT.size :], length_bytes)
         except ValueError as error:
             raise MalformedFrame(str(error)) from None
-        return cls(layer=layer, offset_bytes=offset_bytes, payload_sum=payload_sum, spans=spans)
+        return cls(offset_bytes=offset_bytes, payload_sum=payload_sum, spans=spans)
 
 
 ControlMessage = ReadRequest | Accept | Refusal | Ack | UcxPeer | Delivered | Trailer | DirectHello | DirectOffer | Lent

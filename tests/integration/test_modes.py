@@ -33,7 +33,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SETTINGS = {
     "colocated": {"mode": ServingMode.COLOCATED, "prefill_workers": 0, "golden": "llada-mha", "kv_pages": 64},
     # Two canvases of 7 pages fit: most of the load has to wait for memory.
-    "disaggregated": {"mode": ServingMode.DISAGGREGATED, "golden": "dream-gqa", "kv_pages": 20},
+    "disaggregated": {
+        "mode": ServingMode.DISAGGREGATED,
+        "golden": "dream-gqa",
+        "kv_pages": 20,
+        "kv_transport": "auto",
+    },
     # Every prefill beyond the first at a time overflows.
     "hybrid": {"mode": ServingMode.HYBRID, "golden": "llada-gqa", "kv_pages": 64, "overload_threshold_tokens": 50},
 }

@@ -9,9 +9,11 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from common.errors import Reason, WireError
 from common.transport.auto import AutoTransport
@@ -68,11 +70,14 @@ async def failure_of(reader: SocketTransport, address: str, sink: MemorySink, tr
 # Pages that are taken back.
 
 
-@pytest.mark.parametrize("copy", [2, 3, 4])
-async def test_pages_given_to_another_request_while_they_are_read_are_never_taken_for_the_right_ones(copy: int) -> None:
+@pytest.mark.parametrize(("copy", "complete"), [(2, []), (3, []), (4, [0]), (5, [0, 1])])
+async def test_pages_given_to_another_request_while_they_are_read_are_never_taken_for_the_right_ones(
+    copy: int, complete: list[int]
+) -> None:
     """The owner aborts the send and another request writes to its pages, before the reader gets to copy them."""
     provider, reads = MemoryProvider(), Reads()
-    lease = provider.lend(random_layers(3, 5000), piece_bytes=500, gap_bytes=100)
+    data = random_layers(3, MAX_LENT_BYTES)
+    lease = provider.lend(data, piece_bytes=16_384, gap_bytes=100)
 
     def take_back() -> None:
         lease.revoke(WireError(Reason.KV_NOT_FOUND, "withdrawn"))
@@ -83,24 +88,23 @@ async def test_pages_given_to_another_request_while_they_are_read_are_never_take
     owner, reader = DirectTransport(), DirectTransport(read=reads)
     async with closing(reader, owner):
         address = await owner.listen("127.0.0.1", provider)
-        sink = MemorySink(3, 5000)
+        sink = MemorySink(3, MAX_LENT_BYTES, piece_bytes=16_384, gap_bytes=300)
         assert (await failure_of(reader, address, sink)).reason is Reason.KV_NOT_FOUND, "what the owner said of it"
         assert await lease.until_closed() == [False]
-        assert [layer for layer, _ in sink.completed] == list(range(copy - 2)), "no layer with wrong bytes is complete"
-        lent_again = provider.lend(random_layers(3, 5000))
-        again = MemorySink(3, 5000)
+        assert sink.completed == [(layer, data[layer]) for layer in complete], "none with wrong bytes is complete"
+        lent_again, again = provider.lend(data), MemorySink(3, MAX_LENT_BYTES)
         await reader.fetch(handle=handle_for(address), sink=again, timeout_s=20.0)
-        assert again.content == random_layers(3, 5000) and await lent_again.until_closed() == [True]
+        assert again.content == data and await lent_again.until_closed() == [True]
 
 
 async def test_pages_that_change_without_a_word_are_damage() -> None:
     provider, reads = MemoryProvider(), Reads()
-    lease = provider.lend(random_layers(2, 5000))
+    lease = provider.lend(random_layers(2, MAX_LENT_BYTES))
     reads.before[3] = lambda: lease.overwrite(1)
     owner, reader = DirectTransport(), DirectTransport(read=reads)
     async with closing(reader, owner):
         address = await owner.listen("127.0.0.1", provider)
-        assert (await failure_of(reader, address, MemorySink(2, 5000))).reason is Reason.KV_CHECKSUM
+        assert (await failure_of(reader, address, MemorySink(2, MAX_LENT_BYTES))).reason is Reason.KV_CHECKSUM
         assert await lease.until_closed() == [False]
 
 
@@ -154,16 +158,24 @@ def offer_frame(nonce: np.ndarray, told: bytes | None = None) -> bytes:
     return encode_control(offer)
 
 
-def lent_frame(layer: int, offset_bytes: int, source: Scattered, *, wrong: int = 0) -> bytes:
-    spans = source.run.spans
-    lent = Lent(layer=layer, offset_bytes=offset_bytes, payload_sum=source.run.checksum(spans) ^ wrong, spans=spans)
-    return encode_control(lent)
+def lent_frame(offset_bytes: int, source: Scattered, *, wrong: int = 0) -> bytes:
+    payload_sum = xxh3_64_intdigest(source.content) ^ wrong
+    return encode_control(Lent(offset_bytes=offset_bytes, payload_sum=payload_sum, spans=source.run.spans))
 
 
 NONCE = np.arange(NONCE_BYTES, dtype=np.uint8)
 LAYER = 64
-SOURCES = [Scattered(data, 10, gap_bytes=3) for data in random_layers(2, LAYER)]
-GOOD = accept_frame(2, LAYER) + lent_frame(0, 0, SOURCES[0]) + lent_frame(1, 0, SOURCES[1]) + trailer_frame()
+DATA = random_layers(2, LAYER)
+
+
+def in_parts(*ends: int) -> list[Scattered]:
+    """The bytes of both layers, cut at `ends`."""
+    content = b"".join(DATA)
+    return [Scattered(content[start:end], 10, gap_bytes=3) for start, end in pairwise((0, *ends))]
+
+
+SOURCES = in_parts(LAYER, 2 * LAYER)
+GOOD = accept_frame(2, LAYER) + lent_frame(0, SOURCES[0]) + lent_frame(LAYER, SOURCES[1]) + trailer_frame()
 
 
 async def fetch_from_script(wire: bytes, offer: bytes) -> MemorySink:
@@ -182,18 +194,26 @@ async def fetch_from_script(wire: bytes, offer: bytes) -> MemorySink:
     return sink
 
 
-async def test_the_scripted_owner_is_understood() -> None:
-    assert (await fetch_from_script(GOOD, offer_frame(NONCE))).content == [source.content for source in SOURCES]
+@pytest.mark.parametrize("ends", [(64, 128), (128,), (1, 127, 128), (63, 65, 128), (10, 100, 128)])
+async def test_what_is_lent_may_be_cut_anywhere(ends: tuple[int, ...]) -> None:
+    """Within a layer, between two, or all of the read at once."""
+    parts = in_parts(*ends)
+    lent = [lent_frame(start, part) for start, part in zip((0, *ends), parts, strict=False)]
+    sink = await fetch_from_script(accept_frame(2, LAYER) + b"".join(lent) + trailer_frame(), offer_frame(NONCE))
+    assert sink.content == DATA
+    assert sink.completed == list(enumerate(DATA))
 
 
 LIES = {
-    "layer skipped": lent_frame(1, 0, SOURCES[0]),
-    "gap": lent_frame(0, 4, Scattered(bytes(60), 60, gap_bytes=0)),
-    "repeated": lent_frame(0, 0, SOURCES[0]) * 2,
-    "longer than the layer": lent_frame(0, 0, Scattered(bytes(LAYER + 1), 80, gap_bytes=0)),
-    "far longer than the layer": lent_frame(0, 0, Scattered(bytes(MAX_LENT_BYTES), MAX_LENT_BYTES, gap_bytes=0)),
-    "wrong sum": lent_frame(0, 0, SOURCES[0], wrong=1 << 63) + trailer_frame(),
-    "trailer too early": lent_frame(0, 0, SOURCES[0]) + trailer_frame(),
+    "layer skipped": lent_frame(LAYER, SOURCES[0]),
+    "gap": lent_frame(4, Scattered(bytes(60), 60, gap_bytes=0)),
+    "repeated": lent_frame(0, SOURCES[0]) * 2,
+    "longer than the read": lent_frame(0, Scattered(bytes(2 * LAYER + 1), 80, gap_bytes=0)),
+    "longer than the rest": lent_frame(0, SOURCES[0]) + lent_frame(LAYER, Scattered(bytes(LAYER + 1), 80, gap_bytes=0)),
+    "far longer than the read": lent_frame(0, Scattered(bytes(MAX_LENT_BYTES), MAX_LENT_BYTES, gap_bytes=0)),
+    "more than the read": GOOD[len(accept_frame(2, LAYER)) : -len(trailer_frame())] + lent_frame(2 * LAYER, SOURCES[0]),
+    "wrong sum": lent_frame(0, SOURCES[0], wrong=1 << 63) + trailer_frame(),
+    "trailer too early": lent_frame(0, SOURCES[0]) + trailer_frame(),
     "accepted twice": accept_frame(2, LAYER),
     "offered twice": offer_frame(NONCE),
 }
@@ -208,7 +228,7 @@ async def test_lent_memory_out_of_order_or_too_long_is_refused(wire: bytes) -> N
 
 async def test_lent_memory_that_is_not_there_is_a_lost_owner() -> None:
     nowhere = Spans(np.array([[4096, LAYER]], dtype=np.uint64))
-    lent = encode_control(Lent(layer=0, offset_bytes=0, payload_sum=0, spans=nowhere))
+    lent = encode_control(Lent(offset_bytes=0, payload_sum=0, spans=nowhere))
     with pytest.raises(WireError) as caught:
         await fetch_from_script(accept_frame(2, LAYER) + lent, offer_frame(NONCE))
     assert caught.value.reason is Reason.PEER_LOST
@@ -267,9 +287,7 @@ async def test_where_memory_cannot_be_read_the_fetch_goes_on_by_other_means(
                 lease = provider.lend(random_layers(2, 100_000))
                 path = await fetched_path(reader, owner, address, lease)
                 assert path == ("direct" if why == "nothing" else other)
-    assert reads.count == {"forbidden": 1, "nothing": 1 + 3 * 2}.get(why, 0), (
-        "an owner that cannot be read is asked once"
-    )
+    assert reads.count == {"forbidden": 1, "nothing": 1 + 3}.get(why, 0), "an owner that cannot be read is asked once"
     said = [record for record in caplog.records if record.name.startswith("common.transport")]
     assert [record.levelno for record in said] == [logging.INFO], caplog.text
     assert f"comes by {'direct' if why == 'nothing' else other}" in said[0].getMessage()

@@ -94,7 +94,7 @@ messages = st.one_of(
         nonce_address=st.integers(0, 2**62),
         nonce=st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
     ),
-    st.builds(Lent, layer=u32, offset_bytes=u64, payload_sum=u64, spans=spans),
+    st.builds(Lent, offset_bytes=u64, payload_sum=u64, spans=spans),
     st.builds(
         lambda request, worker, block, attempt, incarnation, pages, layout, timeout_s, early: ReadRequest(
             read=KvReadRequest(
@@ -239,7 +239,7 @@ def test_garbage_payloads_are_refused(payload: bytes, kind: type[ControlMessage]
 
 def lent(*table: tuple[int, int], length: int) -> bytes:
     """Payload of a `Lent` that lends `table` and says that it has `length` bytes."""
-    return struct.pack("<IQQQ", 0, 0, length, 0) + b"".join(struct.pack("<QQ", *span) for span in table)
+    return struct.pack("<QQQ", 0, length, 0) + b"".join(struct.pack("<QQ", *span) for span in table)
 
 
 BAD_LENT = {

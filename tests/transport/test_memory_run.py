@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from common.transport.memory_run import MAX_SPANS, MemoryRun, Spans
+from common.transport.memory_run import MAX_SPANS, Gathered, MemoryRun, Spans
 from common.transport.process_memory import read_memory, this_machine
 from tests.transport.doubles import Scattered
 
@@ -37,9 +37,21 @@ def test_a_cut_names_the_bytes_it_should(piece_bytes: int, gap_bytes: int, data:
     assert len(cut) <= most and (cut.size_bytes == length or len(cut) == most)
     wanted = content[start : start + cut.size_bytes]
     assert bytes_at(cut) == wanted
-    assert layer.run.checksum(cut) == xxh3_64_intdigest(wanted)
+    assert b"".join(layer.run.views(cut)) == wanted
     # A cut can be cut again.
     assert bytes_at(cut.cut(cut.size_bytes - 1, 1)) == wanted[-1:]
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 9)), min_size=1, max_size=4))
+def test_what_is_gathered_is_read_and_summed_as_one(layers: list[tuple[bytes, int]]) -> None:
+    gathered, wanted = Gathered(), b""
+    for content, piece_bytes in layers:
+        run = Scattered(content, piece_bytes, gap_bytes=1).run
+        gathered.add(run, run.spans.cut(len(content) // 2, len(content) - len(content) // 2))
+        wanted += content[len(content) // 2 :]
+    assert (gathered.size_bytes, gathered.count) == (len(wanted), len(gathered.spans))
+    assert bytes_at(gathered.spans) == wanted
+    assert gathered.checksum() == xxh3_64_intdigest(wanted)
 
 
 @pytest.mark.parametrize(("local_piece", "remote_piece"), [(1, 7), (7, 1), (3, 2), (1, 1), (10_000, 1)])

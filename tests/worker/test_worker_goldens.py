@@ -7,6 +7,7 @@ import pytest
 from common.core.ids import Role
 from sangam.v1 import types_pb2
 from tests.engine.golden import GoldenRun, golden_runs
+from tests.metrics.measured import Growth
 from tests.worker.harness import Outcome, run_colocated, run_disaggregated, workers
 
 RUNS = [run for run in golden_runs() if run.name in ("llada-gqa", "dream-gqa")]
@@ -20,10 +21,14 @@ def check(outcome: Outcome, run: GoldenRun) -> None:
 
 
 @pytest.mark.parametrize("model", ["llada-gqa", "dream-gqa"])
-async def test_prefill_then_decode_over_tcp_gives_the_golden_tokens(model: str) -> None:
-    async with workers(Role.PREFILL, Role.DECODE, model=model) as (prefill, decode):
+@pytest.mark.parametrize(("kv_transport", "path"), [("tcp", "tcp"), ("ucx", "ucx"), ("auto", "direct")])
+async def test_prefill_then_decode_gives_the_golden_tokens(model: str, kv_transport: str, path: str) -> None:
+    growth = Growth()
+    async with workers(Role.PREFILL, Role.DECODE, model=model, kv_transport=kv_transport) as (prefill, decode):
         for run in (run for run in RUNS if run.name == model):
             check(await run_disaggregated(prefill, decode, run.spec), run)
+    moved_bytes = {name: growth.of("sangam_kv_transfer_bytes_total", path=name) for name in ("tcp", "ucx", "direct")}
+    assert {name for name, moved in moved_bytes.items() if moved} == {path}
 
 
 @pytest.mark.parametrize("model", ["llada-gqa", "dream-gqa"])
