@@ -33,11 +33,14 @@ class ByteRun:
         assert 0 <= start_bytes < start_bytes + length_bytes <= self.size_bytes
         end_bytes = start_bytes + length_bytes
         first = bisect_right(self._ends, start_bytes)
+        skipped_bytes = start_bytes - (self._ends[first] - len(self._views[first]))
+        if end_bytes <= self._ends[first]:
+            return [self._views[first][skipped_bytes : skipped_bytes + length_bytes]]
         last = bisect_right(self._ends, end_bytes - 1)
         window = self._views[first : min(last + 1, first + max_views)]
         if last < first + max_views:
             window[-1] = window[-1][: len(window[-1]) - (self._ends[last] - end_bytes)]
-        window[0] = window[0][start_bytes - (self._ends[first] - len(self._views[first])) :]
+        window[0] = window[0][skipped_bytes:]
         return window
 
     def joined(self, start_bytes: int, length_bytes: int) -> memoryview | bytes:

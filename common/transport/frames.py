@@ -185,6 +185,7 @@ class FrameDecoder:
     def __init__(self, kinds: frozenset[FrameKind]) -> None:
         self._kinds = kinds
         self._header_bytes = bytearray(HEADER_BYTES)
+        self._header_run = ByteRun([memoryview(self._header_bytes)])
         self._cursor: SinkCursor | None = None
         self._await_header()
 
@@ -229,7 +230,7 @@ class FrameDecoder:
 
     def _await_header(self) -> None:
         self._header: _Header | None = None
-        self._expect(ByteRun([memoryview(self._header_bytes)]), 0, HEADER_BYTES)
+        self._expect(self._header_run, 0, HEADER_BYTES)
 
     def _await_payload(self, header: _Header) -> None:
         self._header = header

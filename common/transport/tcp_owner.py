@@ -63,7 +63,7 @@ class _InlinePayloads:
     async def send(self, frame: DataFrame, run: ByteRun, check: Callable[[], None], *, more: bool) -> None:
         payload = run.slice(frame.offset_bytes, frame.length_bytes)
         buffers = [memoryview(encode_data_header(frame, views_checksum(payload))), *payload]
-        await self._send(buffers, check, more=more)
+        await self._stream.send(buffers, check=check, stall_timeout_s=self._stall_timeout_s, more=more)
 
     async def settle(self, layer: int, check: Callable[[], None]) -> None:
         if layer >= 0:

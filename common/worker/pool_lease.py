@@ -92,20 +92,14 @@ class PoolLease:
         self._ready: tuple[int, Sequence[memoryview]] | None = None
         self._in_place = staging.in_place(page_ids)
         self._memory: PageMemory | None = None
-
-    @property
-    def layers(self) -> int:
-        """Parts that the layers of the pool travel in."""
-        return self._staging.parts(len(self._page_ids))
-
-    @property
-    def window_layers(self) -> int:
-        """See `KvReadLease.window_layers`."""
-        return self.layers if self._in_place else self._staging.staged_parts(len(self._page_ids))
+        self.layers = staging.parts(len(page_ids))
+        self.window_layers = self.layers if self._in_place else staging.staged_parts(len(page_ids))
 
     def in_runs(self) -> None:
         """See `KvReadLease.in_runs`."""
-        self._in_place = self._in_place or self._staging.in_runs(self._page_ids)
+        if not self._in_place and self._staging.in_runs(self._page_ids):
+            self._in_place = True
+            self.window_layers = self.layers
 
     @property
     def complete(self) -> bool:

@@ -26,6 +26,8 @@ class PoolSink:
         self._buffers: list[StagingBuffer] = []
         self._in_place = staging.in_place(self._page_ids)
         self._memory: PageMemory | None = None
+        self.layers = staging.parts(len(page_ids))
+        self.window_layers = self.layers if self._in_place else staging.staged_parts(len(page_ids))
 
     def __enter__(self) -> Self:
         return self
@@ -37,19 +39,11 @@ class PoolSink:
             self._staging.give_back(buffer)
         self._buffers.clear()
 
-    @property
-    def layers(self) -> int:
-        """Parts that the layers of the pool travel in."""
-        return self._staging.parts(len(self._page_ids))
-
-    @property
-    def window_layers(self) -> int:
-        """See `KvSink.window_layers`."""
-        return self.layers if self._in_place else self._staging.staged_parts(len(self._page_ids))
-
     def in_runs(self) -> None:
         """See `KvSink.in_runs`."""
-        self._in_place = self._in_place or self._staging.in_runs(self._page_ids)
+        if not self._in_place and self._staging.in_runs(self._page_ids):
+            self._in_place = True
+            self.window_layers = self.layers
 
     def views(self, layer: int) -> Sequence[memoryview]:
         """See `KvSink.views`."""
@@ -72,7 +66,7 @@ class PoolSink:
 
     async def complete(self, layer: int) -> None:
         """See `KvSink.complete`."""
-        if self._buffers:
+        if self._buffers and not self._in_place:
             await self._staging.store(self._layers_of(layer), self._index, self._buffers[layer % self.window_layers])
 
     def _take_buffers(self) -> None:
