@@ -91,6 +91,7 @@ class WorkerApp:
             on_failed=self._on_bug,
             fence=self._staging.fence,
             on_layer=self._serving.layer_computed if role is Role.PREFILL else None,
+            wants_layers=lambda: self._serving.is_read_early,
         )
         self._performer = self._make_performer()
         self._reception = self._make_reception()

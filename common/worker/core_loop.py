@@ -92,6 +92,7 @@ class CoreLoop:
         self._todo: deque[WorkerEffect | ForwardJob] = deque()
         self._woken = False
         self._looked_at_s = 0.0
+        self._in_forward = False
 
     def feed(self, event: WorkerEvent) -> None:
         """Handle `event` and everything that follows from it."""
@@ -222,6 +223,8 @@ class CoreLoop:
     def _handle(self, event: WorkerEvent) -> list[WorkerEffect | ForwardJob]:
         """With the lock: what the core asks for, in order; a forward brings the blocks to open and close before it."""
         asked: list[WorkerEffect | ForwardJob] = []
+        if isinstance(event, IterationCompleted):
+            self._in_forward = False
         for effect in self._handle_event(event, self._clock.now()):
             match effect:
                 case OpenBlock() | CloseBlock():
@@ -229,6 +232,7 @@ class CoreLoop:
                 case RunIteration():
                     asked.append(ForwardJob(changes=tuple(self._changes), run=effect))
                     self._changes.clear()
+                    self._in_forward = True
                 case _:
                     asked.append(effect)
         return asked
@@ -239,8 +243,8 @@ class CoreLoop:
         with self._lock:
             if self._stopped:
                 return
-            wakeup, view = self._core.next_wakeup(), self._core.view()
-        if view.running_iteration is not None:
+            wakeup, in_forward = self._core.next_wakeup(), self._in_forward
+        if in_forward:
             self._look = self._loop.call_later(DEFAULT_QUICK_STEPS_WAIT_S, self._look_again)
         if wakeup is not None:
             delay_s = max(0.0, wakeup - self._clock.now())

@@ -68,8 +68,9 @@ class ForwardThread:
     `complete` is called on the thread itself with each outcome and answers the job to run next (None: wait for
     `submit`). `on_failed` and `on_layer` are called on the event loop; the latter with the prefills of the batch, the
     layer up to which K/V is in the pool, and what `fence` returned for it on this thread. Where that is None, so that
-    the layer is computed already, at most once per `LAYERS_INTERVAL_S`: the forward's end tells the rest. A forward or
-    a `complete` that raises is a bug of this process: `on_failed` is called once and the thread ends.
+    the layer is computed already, at most once per `LAYERS_INTERVAL_S`: the forward's end tells the rest. Nothing is
+    told while nobody `wants_layers` (asked on this thread); what is told next holds for all before it. A forward or a
+    `complete` that raises is a bug of this process: `on_failed` is called once and the thread ends.
     """
 
     def __init__(
@@ -80,10 +81,12 @@ class ForwardThread:
         on_failed: Callable[[BaseException], None],
         fence: Callable[[], Fence] = lambda: None,
         on_layer: Callable[[Sequence[BlockAttempt], int, Fence], None] | None = None,
+        wants_layers: Callable[[], bool] = lambda: True,
     ) -> None:
         self._engine = engine
         self._fence = fence
         self._on_layer = on_layer
+        self._wants_layers = wants_layers
         self._complete = complete
         self._on_failed = on_failed
         # One hand-over of the interpreter wakes its reader; a `Queue` takes one for each of its locks.
@@ -157,6 +160,8 @@ class ForwardThread:
 
         def computed(layer: int) -> None:
             nonlocal told_at_s
+            if not self._wants_layers():
+                return
             fence, now_s = self._fence(), time.monotonic()
             # A device is still at it, and how long it takes nobody knows.
             if fence is not None or now_s - told_at_s >= LAYERS_INTERVAL_S:

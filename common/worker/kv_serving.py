@@ -55,6 +55,12 @@ class KvServing:
         self._on_delivered = on_delivered
         self._offers: dict[BlockAttempt, _Offer] = {}
         self._waiting: dict[BlockAttempt, list[asyncio.Future[None]]] = {}
+        self._is_read_early = False
+
+    @property
+    def is_read_early(self) -> bool:
+        """Whether somebody reads what a prefill is still computing. Any thread may ask."""
+        return self._is_read_early
 
     @property
     def in_host_memory(self) -> bool:
@@ -97,6 +103,7 @@ class KvServing:
         assert offer.lease_deadline_s in (None, lease_deadline_s), f"{attempt} is on offer already"
         offer.lease_deadline_s = lease_deadline_s
         offer.progress.note_layers()
+        self._look_for_early_readers()
 
     def first_revealed(self, attempt: BlockAttempt, first: bytes) -> None:
         """What the prefill's own step revealed: it follows the last layer. Readers of what is offered wait for it."""
@@ -140,6 +147,7 @@ class KvServing:
             on_closed=lambda delivered: self._send_closed(offer, lease, delivered),
         )
         offer.sends.add(lease)
+        self._look_for_early_readers()
         self._on_send_started(request.attempt)
         return lease
 
@@ -172,8 +180,12 @@ class KvServing:
 
     def _remove(self, offer: _Offer, why: str) -> None:
         del self._offers[offer.attempt]
+        self._look_for_early_readers()
         for lease in offer.sends:
             lease.revoke(WireError(Reason.KV_NOT_FOUND, why))
+
+    def _look_for_early_readers(self) -> None:
+        self._is_read_early = any(offer.lease_deadline_s is None and offer.sends for offer in self._offers.values())
 
     def _check(self, request: KvReadRequest, offer: _Offer | None) -> None:
         """Raise `WireError` unless `request` may have the pages of `offer` at this moment."""
@@ -198,6 +210,7 @@ class KvServing:
 
     def _send_closed(self, offer: _Offer, lease: PoolLease, delivered: bool) -> None:
         offer.sends.remove(lease)
+        self._look_for_early_readers()
         self._on_send_ended(offer.attempt)
         if delivered:
             self._on_delivered(offer.attempt)

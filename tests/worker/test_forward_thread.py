@@ -38,7 +38,7 @@ class LayeredEngine:
         return [StepResult(step=0, is_prefill=True, positions=(0,), tokens=(7,), confidences=(0.5,)) for _ in items]
 
 
-async def layers_told(*, fence: object | None) -> list[int]:
+async def layers_told(*, fence: object | None, wanted: Callable[[], bool] = lambda: True) -> list[int]:
     """The layers that the event loop hears of in the course of one prefill."""
     told: list[int] = []
     ended: list[IterationCompleted] = []
@@ -54,6 +54,7 @@ async def layers_told(*, fence: object | None) -> list[int]:
         on_failed=failed.append,
         fence=lambda: fence,  # type: ignore[arg-type, return-value]  # any mark will do
         on_layer=on_layer,
+        wants_layers=wanted,
     )
     thread.start()
     thread.submit(JOB)
@@ -74,3 +75,8 @@ async def test_layers_that_are_computed_quickly_are_left_to_the_forwards_end(
 async def test_every_layer_is_told_while_a_device_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward_thread, "LAYERS_INTERVAL_S", 3600.0)
     assert await layers_told(fence=object()) == [0, 1, 2, 3]
+
+
+async def test_layers_are_told_from_the_moment_that_somebody_wants_them() -> None:
+    asked = iter([False, False, True, True])
+    assert await layers_told(fence=object(), wanted=lambda: next(asked)) == [2, 3]

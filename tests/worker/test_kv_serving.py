@@ -85,6 +85,20 @@ async def test_refusals(owner: Owner) -> None:
     assert owner.refusal() is Reason.KV_NOT_FOUND
 
 
+async def test_it_says_whether_somebody_reads_what_is_still_being_computed(owner: Owner) -> None:
+    serving = owner.serving
+    serving.announce(ATTEMPT, OWNER_PAGES)
+    assert not serving.is_read_early
+    gone, stays = serving.open_read(REQUEST), serving.open_read(REQUEST)
+    assert serving.is_read_early
+    gone.close(delivered=False)
+    assert serving.is_read_early
+    serving.offer(ATTEMPT, OWNER_PAGES, CANVAS_TOKENS, LEASE_S)
+    assert not serving.is_read_early, "all is computed"
+    stays.close(delivered=False)
+    serving.withdraw(ATTEMPT)
+
+
 def _expire(owner: Owner) -> None:
     owner.clock.advance(LEASE_S)
 
