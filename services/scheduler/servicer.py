@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -32,9 +31,8 @@ from common.rpc.deadline import child_timeout_s, remaining_s
 from sangam.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.scheduler.liveness import HeartbeatStream, Orders, stale
 from services.scheduler.office import Office
-from services.scheduler.outbox import Shown
+from services.scheduler.outbox import RequestQueued, Shown
 from services.scheduler.reign import Reign
-from services.scheduler.urgency import CALL_LEAD_S
 from services.scheduler.wait_notices import RequestWaits
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -59,12 +57,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Run one request, or share the one that runs; the end of its last call ends the request in the core too."""
         shell = self._office.reign().shell
         spec = request_spec_from_proto(request, deadline_s=child_timeout_s(context))
-        ahead = shell.queued_blocks
         outbox = shell.submit(spec)
         try:
-            await asyncio.sleep(CALL_LEAD_S)
-            queued = scheduler_pb2.ScheduleEvent(queued=scheduler_pb2.ScheduleQueued(ahead=ahead))
-            yield scheduler_pb2.ScheduleResponse(events=[queued])
             async for batch in outbox.batches():
                 yield scheduler_pb2.ScheduleResponse(events=map(_schedule_event, batch))
         finally:
@@ -171,6 +165,8 @@ def _term(number: int, field: str) -> int:
 
 def _schedule_event(item: Shown) -> scheduler_pb2.ScheduleEvent:
     match item:
+        case RequestQueued():
+            return scheduler_pb2.ScheduleEvent(queued=scheduler_pb2.ScheduleQueued(ahead=item.ahead))
         case PublishStep():
             step = scheduler_pb2.ScheduleStep(block=item.block, delta=step_delta_to_proto(item.step))
             return scheduler_pb2.ScheduleEvent(step=step)

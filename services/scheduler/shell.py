@@ -134,11 +134,6 @@ class SchedulerShell:
         """The core's present state, for people and tests."""
         return self._core.view()
 
-    @property
-    def queued_blocks(self) -> int:
-        """Blocks that wait for a prefill."""
-        return self._core.queued_blocks
-
     def submit(self, spec: RequestSpec) -> RequestOutbox:
         """Take a request on, or let a further client share the one that runs: it first gets all tokens so far.
 
@@ -146,7 +141,7 @@ class SchedulerShell:
         """
         self.check_serving()
         self._catch_up()
-        outbox = RequestOutbox(spec.request_id)
+        outbox = RequestOutbox(spec.request_id, ahead=self._core.queued_blocks)
         if (so_far := self._core.so_far(spec)) is not None:
             if so_far.step.positions:
                 outbox.put(so_far)
