@@ -19,6 +19,11 @@ ACCEPTANCE_WAIT_S = 0.02
 millisecond, and who asks sees no difference."""
 
 
+MESSAGE_INTERVAL_S = 0.02
+"""Least time between two messages of tokens to one client: those of quicker steps and blocks share one. The first and
+the last leave at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestQueued:
     """The scheduler has taken the request on, behind `ahead` blocks that waited then."""
@@ -44,11 +49,13 @@ class RequestOutbox:
         self.trace_id = current_trace_id()
         self._items: list[Published | WireError] = [RequestQueued(ahead=ahead)]
         self._due = asyncio.Event()
+        self._pause: asyncio.TimerHandle | None = None
 
     def put(self, item: Published) -> None:
         """Append what there is to tell of this request."""
         self._items.append(item)
-        self._due.set()
+        if self._pause is None or isinstance(item, FinishRequest | FailRequest):
+            self._due.set()
 
     def fail(self, error: WireError) -> None:
         """End the stream with an error that is not the core's in so many words."""
@@ -57,22 +64,30 @@ class RequestOutbox:
 
     async def batches(self) -> AsyncIterator[list[Shown]]:
         """Items in order, at least one at a time. Raises WireError (InvalidRequest with its field) on failure."""
-        patience = asyncio.get_running_loop().call_later(ACCEPTANCE_WAIT_S, self._due.set)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(ACCEPTANCE_WAIT_S, self._due.set)
         try:
-            await self._due.wait()
+            while True:
+                await self._due.wait()
+                self._due.clear()
+                timer.cancel()
+                items, self._items = self._items, []
+                shown, end = _cut(items)
+                if not end and not all(isinstance(item, RequestQueued) for item in shown):
+                    timer = self._pause = loop.call_later(MESSAGE_INTERVAL_S, self._pause_over)
+                if shown:
+                    yield shown
+                if isinstance(end, FinishRequest):
+                    return
+                if end is not None:
+                    raise failure(end) if isinstance(end, FailRequest) else end
         finally:
-            patience.cancel()
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            items, self._items = self._items, []
-            shown, end = _cut(items)
-            if shown:
-                yield shown
-            if isinstance(end, FinishRequest):
-                return
-            if end is not None:
-                raise failure(end) if isinstance(end, FailRequest) else end
+            timer.cancel()
+
+    def _pause_over(self) -> None:
+        self._pause = None
+        if self._items:
+            self._due.set()
 
 
 def _cut(items: list[Published | WireError]) -> tuple[list[Shown], FinishRequest | FailRequest | WireError | None]:
