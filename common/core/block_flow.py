@@ -22,8 +22,7 @@ from common.core.effects import (
 )
 from common.core.fleet import Fleet
 from common.core.ids import CallId, Role, ServingMode, WorkerId, WorkerLife
-from common.core.kept_share import KeptShare
-from common.core.params import CacheMode
+from common.core.kept_share import KeptShares
 from common.core.reasons import message_for
 from common.core.request import BlockState, Call, CallKind, Prefilled, Request, RequestState, told
 from common.core.request_book import RequestBook
@@ -54,7 +53,7 @@ class BlockFlow:
         self.replay_divergences = 0
         self.retried_blocks: Counter[Reason] = Counter()
         self.placements = 0
-        self.kept_share = KeptShare(config.min_kept_share)
+        self.kept_shares = KeptShares(config.min_kept_share)
         self.early_readers = 0
         self.early_readers_unused = 0
         self.last_prefill_worker_id: WorkerId | None = None
@@ -343,7 +342,7 @@ class BlockFlow:
         for call_id in account.turns.come_near():
             request = self.book.get(self.calls[call_id].request_id)
             assert request is not None, call_id
-            if self.kept_share.suffices and request.spec.cache_mode is not CacheMode.NONE and not request.spec.idle:
+            if self.kept_shares.suffice_for(request.spec):
                 self.book.wait_reader(request)
                 self.changed = True
 

@@ -29,7 +29,7 @@ def early_kv(flow: BlockFlow, request: Request, first: StepDelta, transfer: KvTr
     prefill, prefilled_s = request.call, flow.now - transfer.exposed_s
     assert prefill is not None, request.id
     request.cost.prefill_s = max(0.0, prefilled_s - prefill.placed_s)
-    flow.kept_share.observe(True)
+    flow.kept_shares.observe(request.spec.sampling.strategy, True)
     flow.end_call(request, cancel=False)
     flow.reveal(request, first)
     flow.rely_on_reader(request, prefilled_s)

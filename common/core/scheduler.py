@@ -248,7 +248,7 @@ class SchedulerCore:
             return
         flow.reveal(request, event.first)
         if request.spec.cache_mode is not CacheMode.NONE:
-            flow.kept_share.observe(event.kv is not None)
+            flow.kept_shares.observe(request.spec.sampling.strategy, event.kv is not None)
         if event.completion is None:
             flow.keep_prefilled(request, account, event.first, event.kv)
             return

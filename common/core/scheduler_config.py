@@ -20,7 +20,7 @@ class SchedulerConfig:
     colocated request's next block go to the worker of its last one while that has room. `max_gen_len_tokens` fixes the
     generated part of every canvas (0: as long as the request asks). `tenant_weights` are whole shares (others: 1).
     With `kv_overlap` a block gets its decode worker when its prefill runs, and each layer's K/V moves once computed,
-    while at least `min_kept_share` of recent prefills left K/V.
+    while at least `min_kept_share` of recent prefills of the same strategy left K/V.
     """
 
     mode: ServingMode

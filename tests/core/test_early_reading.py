@@ -10,10 +10,11 @@ from common.core import effects as fx
 from common.core import events as ev
 from common.core.cluster import WorkerSpec
 from common.core.ids import RequestId, ServingMode
-from common.core.params import CacheMode
+from common.core.kept_share import MAX_STRATEGIES, KeptShares
+from common.core.params import CacheMode, ConfidenceQuota
 from common.core.work import FinishReason, RemoteKv, RequestSpec
 from common.errors import Reason
-from tests.core.samples import delta, request_spec
+from tests.core.samples import SAMPLING, delta, request_spec
 from tests.core.stage import Stage, decoder, kinds, only, prefiller, targets
 
 DISAGGREGATED, HYBRID = ServingMode.DISAGGREGATED, ServingMode.HYBRID
@@ -260,6 +261,29 @@ def test_prefills_are_not_read_early_while_many_finish_their_block() -> None:
         assert kinds(stage.prefilled(prefill, [0])) == ["PublishStep", "CallDecode"], "decoded as without overlap"
     begun(stage, request_spec("k"))
     assert stage.core.view().early_readers == 5
+
+
+def test_prefills_of_one_strategy_tell_nothing_of_those_of_another() -> None:
+    stage = overlapping(prefiller(pages=64), decoder(pages=64))
+    for name in "abcd":
+        prefill, _ = begun(stage, request_spec(name, max_tokens=4))
+        stage.prefill_finished(prefill, [0, 1, 2, 3], FinishReason.LENGTH)
+    assert kinds(stage.submit(request_spec("e"))) == ["CallPrefill"]
+    sampling = replace(SAMPLING, strategy=ConfidenceQuota(1))
+    begun(stage, replace(request_spec("f"), sampling=sampling))
+
+
+def test_the_shares_of_many_strategies_are_not_kept_for_ever() -> None:
+    shares = KeptShares(0.9)
+    spec = request_spec("r")
+    for _ in range(4):
+        shares.observe(spec.sampling.strategy, False)
+    assert not shares.suffice_for(spec)
+    for quota in range(1, MAX_STRATEGIES):
+        shares.observe(ConfidenceQuota(quota), True)
+    assert not shares.suffice_for(spec)
+    shares.observe(ConfidenceQuota(MAX_STRATEGIES), True)
+    assert shares.suffice_for(spec)
 
 
 def test_a_prefill_is_read_from_the_forward_before_its_own_on() -> None:
