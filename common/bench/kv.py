@@ -2,9 +2,9 @@
 
 The rows of a path and the bare one that it is compared with take turns, round by round, so that whatever else the
 machine does falls on all of them; a row's figure is its best round. The processes of other paths are not there
-meanwhile. The transports move the pages of a
-pool into the pages of another, with everything that a worker does on the way: lease checks, framing, checksums,
-staging. The bare rows move as many bytes and do no more.
+meanwhile. The transports move the pages of a pool into the pages of another, with everything that a worker does on the
+way: lease checks, framing, checksums, staging. The bare rows move as many bytes and do no more; bare UCXX moves
+them from pool memory to pool memory, in one message.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from common.bench.kv_peer import (
     handle_for,
     new_pool,
     page_ids,
+    pool_memory,
     settle_memory,
     touched_memory,
     transport_of,
@@ -263,7 +264,7 @@ class _Lab:
         endpoint = await runtime.connect(theirs)
         self._stack.push_async_callback(endpoint.abort, [])
         self._stack.callback(writer.close)
-        memory = touched_memory(self._pool_pages)
+        memory = pool_memory(self._pool)
 
         async def move(size_mib: int) -> float:
             started = time.perf_counter()

@@ -62,6 +62,12 @@ def touched_memory(mib: int) -> memoryview:
     return memoryview(memory)
 
 
+def pool_memory(pool: KvPool) -> memoryview:
+    """The pool's own memory, for a bare row: memory pages are as large as those that K/V lies in, which counts."""
+    assert pool.host_bytes is not None, "a pool on the CPU"
+    return pool.host_bytes
+
+
 def settle_memory() -> None:
     """As a worker does before it serves: the collector need not go over what start-up left (85 ms with torch)."""
     gc.collect()
@@ -169,7 +175,7 @@ def serve_raw(pages: int) -> None:
 async def serve_ucxx(pages: int, carriers: str) -> None:
     """Send what is asked for over bare UCXX; the first thing on the socket is the reader's address, then commands."""
     runtime = UcxRuntime(carriers=carriers)
-    memory = touched_memory(pages)
+    memory = pool_memory(new_pool(pages))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))

@@ -84,7 +84,7 @@ class AutoTransport(SocketTransport):
         if isinstance(hello, DirectHello):
             await serve_direct(hello, stream, decoder, provider, self._limits, self._own)
         elif isinstance(hello, UcxPeer) and self._runtime is not None:
-            await serve_peer(hello, stream, decoder, provider, self._limits, self._runtime)
+            await serve_peer(hello, stream, provider, self._limits, self._runtime)
         elif isinstance(hello, ReadRequest):
             await serve_inline(hello, stream, decoder, provider, self._limits)
         elif hello is not None:

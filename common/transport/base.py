@@ -26,6 +26,7 @@ Called by the *transport* on the reader:
     `KvSink.in_runs`                    perhaps, before the first layer, as above
     `KvSink.views`                      once per layer, in order; nothing writes to them after `fetch` ends
     `KvSink.memory`                     the same in its place, of a sink that is `in_host_memory`
+    `KvSink.in_long_runs`               perhaps, before the first layer: is it worth that?
     `KvSink.complete`                   once per layer, when all of it arrived and passed its checksums
 
 A layer, here, is what is sent once it is computed: one of the model's, or several where those are small (lease and
@@ -195,6 +196,11 @@ class KvSink(Protocol):
     @property
     def in_host_memory(self) -> bool:
         """Whether the bytes belong into this process' own memory, and `memory` may be asked for."""
+        ...
+
+    @property
+    def in_long_runs(self) -> bool:
+        """Whether that memory is long runs, on average: then what costs something for each run is cheap."""
         ...
 
     def memory(self, layer: int) -> MemoryRun:

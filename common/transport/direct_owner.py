@@ -58,8 +58,17 @@ async def serve_direct(
     except WireError as error:
         _log.debug("KV connection ends: %s", error)
         return
-    if offer is None:
-        return
+    if offer is not None:
+        await serve_lent(stream, decoder, provider, limits)
+
+
+async def serve_lent(
+    stream: ByteStream,
+    decoder: FrameDecoder,
+    provider: KvProvider,
+    limits: OwnerLimits,
+) -> None:
+    """Serve a reader that can read this process' memory."""
     payloads = _LentPayloads(stream, stall_timeout_s=limits.stall_timeout_s)
     session = OwnerSession(
         stream=stream,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,10 +52,10 @@ class Reach:
 class DirectConnection:
     """`ReaderConnection` that takes payloads out of the owner's memory; frames go over TCP."""
 
-    def __init__(self, stream: ByteStream, decoder: FrameDecoder, pid: int, read: ReadMemory) -> None:
+    def __init__(self, stream: ByteStream, decoder: FrameDecoder, read: Callable[[Spans, Spans], None]) -> None:
+        """`read` copies the second spans, of the owner, to the first, as `ReadMemory` does."""
         self._stream = stream
         self._decoder = decoder
-        self._pid = pid
         self._read = read
         self._turn_bytes = 0
         self.delivering = False
@@ -89,7 +91,7 @@ class DirectConnection:
         if not isinstance(offer, DirectOffer):
             raise MalformedFrame("a direct connection begins with an offer")
         _prove(offer, read)
-        return cls(stream, decoder, offer.pid, read)
+        return cls(stream, decoder, functools.partial(read, offer.pid))
 
     @property
     def reusable(self) -> bool:
@@ -121,7 +123,7 @@ class DirectConnection:
         what the owner has summed."""
         target, filled = landing.take(lent.spans.size_bytes)
         try:
-            self._read(self._pid, target.spans, lent.spans)
+            self._read(target.spans, lent.spans)
         except OSError as error:
             raise WireError(Reason.PEER_LOST, "the KV owner's memory cannot be read any more") from error
         if target.checksum() != lent.payload_sum:

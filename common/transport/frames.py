@@ -32,11 +32,12 @@ from common.transport.messages import (
     MalformedFrame,
     ReadRequest,
     Refusal,
+    TakesMemory,
     Trailer,
     UcxPeer,
 )
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 MAX_DATA_BYTES = 2 << 20
 """Longest payload of a data frame: what one turn of the event loop copies, sums and hands over (1 ms in all)."""
 
@@ -63,6 +64,7 @@ class FrameKind(enum.IntEnum):
     DIRECT_HELLO = 9
     DIRECT_OFFER = 10
     LENT = 11
+    TAKES_MEMORY = 12
 
 
 _MESSAGES: dict[FrameKind, type[ControlMessage]] = {
@@ -76,6 +78,7 @@ _MESSAGES: dict[FrameKind, type[ControlMessage]] = {
     FrameKind.DIRECT_HELLO: DirectHello,
     FrameKind.DIRECT_OFFER: DirectOffer,
     FrameKind.LENT: Lent,
+    FrameKind.TAKES_MEMORY: TakesMemory,
 }
 _KIND_NUMBERS = frozenset(map(int, FrameKind))
 _KINDS = {message: kind for kind, message in _MESSAGES.items()}

@@ -3,9 +3,9 @@
 A reader sends `ReadRequest`; the owner answers `Accept`, then data, then `Trailer`, or `Refusal` (also in between);
 the reader ends with an acknowledgement. Over UCX both sides first introduce themselves with `UcxPeer`, and the data is
 replaced by a `Delivered` for each piece that UCX has moved. A reader that takes the bytes out of the owner's memory
-begins with `DirectHello`, the owner answers `DirectOffer` or `Refusal`, and the data is replaced by `Lent`s. Payloads
-are little-endian structs followed by UTF-8 strings with a 16-bit length: decoding looks at nothing but the bytes given
-and raises `MalformedFrame` on any surprise.
+begins with `DirectHello`, the owner answers `DirectOffer` or `Refusal`, and the data is replaced by `Lent`s; one that
+does so by UCX says `TakesMemory` after the introductions. Payloads are little-endian structs followed by UTF-8 strings
+with a 16-bit length: decoding looks at nothing but the bytes given and raises `MalformedFrame` on any surprise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_CONTROL_BYTES = MAX_TRAILER_BYTES + 8
 _REQUEST = struct.Struct("<IIQId?")
 _ACCEPT = struct.Struct("<IQ")
 _STRING = struct.Struct("<H")
-_PEER = struct.Struct("<QI")
+_PEER = struct.Struct("<QII")
 _DELIVERED = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
 _TRAILER = struct.Struct("<d")
@@ -143,7 +143,8 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UcxPeer:
-    """How to reach the sender's UCX worker. `first_tag` numbers the pieces of this connection (the reader draws it).
+    """How to reach the sender's UCX worker. `first_tag` numbers the pieces of this connection (the reader draws it);
+    with `memory_key`, if it is not empty, a reader may reach the owner's memory.
 
     UCX aborts the process over an address of another format, so `ucx_version` ("1.21") goes first.
     """
@@ -151,21 +152,40 @@ class UcxPeer:
     ucx_version: str
     worker_address: bytes
     first_tag: int
+    memory_key: bytes = b""
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        head = _PEER.pack(self.first_tag, len(self.worker_address))
-        return head + self.worker_address + _pack_string(self.ucx_version)
+        head = _PEER.pack(self.first_tag, len(self.worker_address), len(self.memory_key))
+        return head + self.worker_address + self.memory_key + _pack_string(self.ucx_version)
 
     @classmethod
     def decode(cls, payload: bytes) -> UcxPeer:
         """Inverse of `encode`; raises `MalformedFrame`."""
-        first_tag, address_bytes = _unpack(_PEER, payload)
-        end = _PEER.size + address_bytes
+        first_tag, address_bytes, key_bytes = _unpack(_PEER, payload)
+        key_start = _PEER.size + address_bytes
+        end = key_start + key_bytes
         if address_bytes == 0 or end > len(payload):
             raise MalformedFrame("no UCX worker address")
         (ucx_version,) = _unpack_strings(payload[end:], 1)
-        return cls(ucx_version=ucx_version, worker_address=payload[_PEER.size : end], first_tag=first_tag)
+        address, key = payload[_PEER.size : key_start], payload[key_start:end]
+        return cls(ucx_version=ucx_version, worker_address=address, first_tag=first_tag, memory_key=key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakesMemory:
+    """The reader takes the bytes of this connection's reads out of the owner's memory itself, by UCX."""
+
+    def encode(self) -> bytes:
+        """Payload bytes: none."""
+        return b""
+
+    @classmethod
+    def decode(cls, payload: bytes) -> TakesMemory:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        if payload:
+            raise MalformedFrame("trailing bytes")
+        return cls()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +297,19 @@ class Lent:
         return cls(offset_bytes=offset_bytes, payload_sum=payload_sum, spans=spans)
 
 
-ControlMessage = ReadRequest | Accept | Refusal | Ack | UcxPeer | Delivered | Trailer | DirectHello | DirectOffer | Lent
+ControlMessage = (
+    ReadRequest
+    | Accept
+    | Refusal
+    | Ack
+    | UcxPeer
+    | TakesMemory
+    | Delivered
+    | Trailer
+    | DirectHello
+    | DirectOffer
+    | Lent
+)
 
 
 def _pack_string(text: str) -> bytes:

@@ -16,8 +16,9 @@ from common.transport.base import KvProvider
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.checksum import payload_checksum
+from common.transport.direct_owner import serve_lent
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind
-from common.transport.messages import Delivered, ReadRequest, Trailer, UcxPeer
+from common.transport.messages import Delivered, ReadRequest, TakesMemory, Trailer, UcxPeer
 from common.transport.owner_session import OwnerLimits, OwnerSession, computed_run, first_frame
 from common.transport.tcp_owner import serve_inline
 from common.transport.ucx_pieces import SEND_WINDOW_BYTES, SEND_WINDOW_PIECES, TagSequence, Window, pieces
@@ -36,23 +37,19 @@ async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLim
     if isinstance(hello, ReadRequest):
         await serve_inline(hello, stream, decoder, provider, limits)
     elif isinstance(hello, UcxPeer):
-        await serve_peer(hello, stream, decoder, provider, limits, runtime)
+        await serve_peer(hello, stream, provider, limits, runtime)
     elif hello is not None:
         _log.warning("KV connection dropped: acknowledgement without a request")
 
 
 async def serve_peer(
-    peer: UcxPeer,
-    stream: ByteStream,
-    decoder: FrameDecoder,
-    provider: KvProvider,
-    limits: OwnerLimits,
-    runtime: UcxRuntime,
+    peer: UcxPeer, stream: ByteStream, provider: KvProvider, limits: OwnerLimits, runtime: UcxRuntime
 ) -> None:
-    """Serve a connection whose reader has introduced its UCX worker, payloads over UCX."""
+    """Serve a connection whose reader has introduced its UCX worker: it takes payloads itself, or is sent them."""
+    decoder = FrameDecoder(frozenset({FrameKind.TAKES_MEMORY, FrameKind.REQUEST, FrameKind.ACK}))
     try:
         async with asyncio.timeout(limits.handshake_timeout_s):
-            endpoint = await _introduce(peer, stream, limits, runtime)
+            endpoint = await _introduce(peer, stream, limits, runtime, lends=provider.in_host_memory)
     except (WireError, TimeoutError) as error:
         _log.warning("KV connection dropped before a request: %s", error)
         return
@@ -60,16 +57,22 @@ async def serve_peer(
     payloads = _UcxPayloads(stream, endpoint, tags, stall_timeout_s=limits.stall_timeout_s)
     session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads, open_layer=computed_run)
     try:
-        await session.serve(provider)
+        first = await first_frame(stream, decoder, limits)
+        if isinstance(first, TakesMemory) and provider.in_host_memory:
+            await serve_lent(stream, decoder, provider, limits)
+        elif isinstance(first, ReadRequest):
+            await session.serve(provider, first=first)
     finally:
         await payloads.abort()
 
 
-async def _introduce(peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime) -> UcxEndpoint:
+async def _introduce(
+    peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime, *, lends: bool
+) -> UcxEndpoint:
     runtime.check_peer(peer)
     endpoint = await runtime.connect(peer.worker_address)
     try:
-        await stream.say(runtime.introduction(peer.first_tag), stall_timeout_s=limits.stall_timeout_s)
+        await stream.say(runtime.introduction(peer.first_tag, lends=lends), stall_timeout_s=limits.stall_timeout_s)
     except BaseException:
         await endpoint.abort([])
         raise

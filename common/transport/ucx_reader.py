@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from typing import NoReturn
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar
 
 from common.errors import Reason, WireError
 from common.racing import race
@@ -31,6 +32,33 @@ from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
 
 _Frames = asyncio.Queue[ControlMessage | DataFrame]
 
+C = TypeVar("C")
+
+
+async def opened(address: str, timeout_s: float, introduce: Callable[[ByteStream], Awaitable[C]]) -> C:
+    """What `introduce` makes of a stream to `address`; raises `WireError` PEER_LOST when it takes over `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            stream = await connect(address, timeout_s)
+            try:
+                return await introduce(stream)
+            except BaseException:
+                stream.close()
+                raise
+    except TimeoutError:
+        raise WireError(Reason.PEER_LOST, f"the KV peer did not answer within {timeout_s} s") from None
+
+
+async def introduced(stream: ByteStream, runtime: UcxRuntime) -> tuple[UcxPeer, UcxEndpoint]:
+    """The owner at the other end, and an endpoint to it. `UcxPeer.first_tag` is the one that this side has drawn."""
+    first_tag = secrets.randbits(64)
+    await stream.say(runtime.introduction(first_tag), stall_timeout_s=None)
+    peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER})))
+    if not isinstance(peer, UcxPeer) or peer.first_tag != first_tag:
+        raise MalformedFrame("a UCX connection begins with an introduction")
+    runtime.check_peer(peer)
+    return peer, await runtime.connect(peer.worker_address)
+
 
 class UcxConnection:
     """`ReaderConnection` over a TCP stream and a pair of UCX endpoints."""
@@ -54,30 +82,13 @@ class UcxConnection:
     @classmethod
     async def open(cls, address: str, runtime: UcxRuntime, timeout_s: float) -> UcxConnection:
         """Connect and introduce each other; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                stream = await connect(address, timeout_s)
-                try:
-                    return await cls._introduce(stream, runtime)
-                except BaseException:
-                    stream.close()
-                    raise
-        except TimeoutError:
-            raise WireError(Reason.PEER_LOST, f"the KV peer did not answer within {timeout_s} s") from None
+        return await opened(address, timeout_s, lambda stream: cls._introduce(stream, runtime))
 
     @classmethod
     async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime) -> UcxConnection:
-        first_tag = secrets.randbits(64)
-        await stream.say(runtime.introduction(first_tag), stall_timeout_s=None)
-        decoder = FrameDecoder(
-            frozenset({FrameKind.PEER, FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.TRAILER, FrameKind.REFUSAL})
-        )
-        peer = await stream.receive(decoder)
-        if not isinstance(peer, UcxPeer):
-            raise MalformedFrame("a UCX connection begins with an introduction")
-        runtime.check_peer(peer)
-        endpoint = await runtime.connect(peer.worker_address)
-        return cls(stream, decoder, runtime, endpoint, TagSequence(first_tag))
+        peer, endpoint = await introduced(stream, runtime)
+        decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.TRAILER, FrameKind.REFUSAL}))
+        return cls(stream, decoder, runtime, endpoint, TagSequence(peer.first_tag))
 
     @property
     def reusable(self) -> bool:

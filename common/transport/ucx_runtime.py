@@ -33,6 +33,7 @@ from typing import Any
 from common.errors import ConfigError, Reason, WireError
 from common.racing import outlive
 from common.transport.messages import UcxPeer
+from common.transport.ucx_memory import OwnMemory, PeerMemory, reads_memory
 
 _log = logging.getLogger(__name__)
 _SETTINGS = {
@@ -103,6 +104,7 @@ class UcxEndpoint:
         import ucxx._lib.libucxx as ucx
 
         self._worker = worker
+        self._memory: PeerMemory | None = None
         try:
             remote = ucx.UCXAddress.create_from_buffer(address)
             self._endpoint = ucx.UCXEndpoint.create_from_worker_address(worker, remote, True)
@@ -113,6 +115,16 @@ class UcxEndpoint:
     def alive(self) -> bool:
         """Whether UCX has not found the peer lost so far."""
         return bool(self._endpoint.alive)
+
+    def peer_memory(self, key: bytes) -> PeerMemory | None:
+        """The peer's memory, good until `abort`, where this side can copy out of it and `key` is not empty. Once.
+
+        Raises `WireError` PEER_LOST.
+        """
+        assert self._memory is None, "asked twice"
+        if key and reads_memory(self._endpoint.handle):
+            self._memory = PeerMemory(worker_handle=self._worker.handle, endpoint_handle=self._endpoint.handle, key=key)
+        return self._memory
 
     def send(self, buffer: memoryview | bytes, tag: int) -> UcxTransfer:
         """Begin to send contiguous bytes."""
@@ -155,6 +167,9 @@ class UcxEndpoint:
 
     async def _close(self, transfers: Sequence[UcxTransfer]) -> None:
         loop = asyncio.get_running_loop()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         close = self._endpoint.close_blocking
         await loop.run_in_executor(None, lambda: close(period=_CLOSE_WAIT_NS, max_attempts=1))
         futures = [transfer.future for transfer in transfers]
@@ -169,6 +184,15 @@ class UcxEndpoint:
                 _log.warning("UCX keeps a send to a peer that is gone; its buffer stays allocated")
                 _never_free(transfer)
                 _never_free(self._worker)
+
+
+def _own_memory(context_handle: int) -> OwnMemory | None:
+    """None where UCX has no key for it."""
+    try:
+        return OwnMemory(context_handle)
+    except OSError as error:
+        _log.info("KV readers cannot take from this process' memory by UCX: %s", error)
+        return None
 
 
 def _never_free(thing: object) -> None:
@@ -193,21 +217,24 @@ class UcxRuntime:
         self._ucx = ucx
         self._loop = asyncio.get_running_loop()
         try:
-            context = ucx.UCXContext({"TLS": carriers}, feature_flags=(ucx.Feature.WAKEUP, ucx.Feature.TAG))
+            features = (ucx.Feature.WAKEUP, ucx.Feature.TAG, ucx.Feature.RMA)
+            context = ucx.UCXContext({"TLS": carriers}, feature_flags=features)
             self._worker = ucx.UCXWorker(context, enable_delayed_submission=True, enable_python_future=True)
         except ucx.UCXError as error:
             raise ConfigError(f"kv_transport: UCX cannot start with carriers {carriers!r}: {error}") from None
         self._address = bytes(self._worker.address.tobytes())
         self._version = "{}.{}".format(*ucx.get_ucx_version())
+        self._memory = _own_memory(context.handle)
         self._closing = False
         self._may_hold_strays = False
         self._worker.start_progress_thread(polling_mode=False, epoll_timeout=_PROGRESS_EPOLL_MS)
         self._notifier = threading.Thread(target=self._notify, name="kv-ucx-notifier", daemon=True)
         self._notifier.start()
 
-    def introduction(self, first_tag: int) -> UcxPeer:
-        """What a peer must know to move bytes to or from this worker."""
-        return UcxPeer(ucx_version=self._version, worker_address=self._address, first_tag=first_tag)
+    def introduction(self, first_tag: int, *, lends: bool = False) -> UcxPeer:
+        """What a peer must know to move bytes to or from this worker, and if this `lends`, out of its memory."""
+        key = self._memory.key if self._memory is not None and lends else b""
+        return UcxPeer(ucx_version=self._version, worker_address=self._address, first_tag=first_tag, memory_key=key)
 
     def check_peer(self, peer: UcxPeer) -> None:
         """Raise `WireError` LAYOUT_MISMATCH unless this UCX can read the peer's address."""
@@ -238,6 +265,8 @@ class UcxRuntime:
         self._worker.stop_request_notifier_thread()
         await self._loop.run_in_executor(None, self._notifier.join)
         await self._loop.run_in_executor(None, self._worker.stop_progress_thread)
+        if self._memory is not None:
+            self._memory.close()
         if self._may_hold_strays:
             _never_free(self._worker)
 

@@ -58,6 +58,11 @@ class PoolSink:
         """See `KvSink.in_host_memory`."""
         return self._staging.on_host
 
+    @property
+    def in_long_runs(self) -> bool:
+        """See `KvSink.in_long_runs`."""
+        return self._staging.in_runs(self._page_ids)
+
     def memory(self, layer: int) -> MemoryRun:
         """See `KvSink.memory`."""
         if self._memory is None:

@@ -44,7 +44,7 @@ def _inproc_maker() -> Callable[[], KvTransport]:
     return lambda: InprocTransport(network)
 
 
-def _patient(kind: type[TcpTransport | UcxTransport | DirectTransport]) -> KvTransport:
+def _patient(kind: Callable[..., TcpTransport | UcxTransport | DirectTransport]) -> KvTransport:
     """Owner and reader share one loop here: what the one computes is the other's silence."""
     return kind(connect_timeout_s=PATIENCE_S, handshake_timeout_s=PATIENCE_S, stall_timeout_s=PATIENCE_S)
 
@@ -70,6 +70,7 @@ _MAKERS: dict[str, Callable[[], Callable[[], KvTransport]]] = {
     "inproc": _inproc_maker,
     "tcp": lambda: functools.partial(_patient, TcpTransport),
     "ucx": lambda: functools.partial(_patient, UcxTransport),
+    "ucx over tcp": lambda: lambda: _patient(functools.partial(UcxTransport, carriers="tcp,self")),
 }
 
 

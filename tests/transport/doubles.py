@@ -169,6 +169,7 @@ class MemorySink:
     def __init__(self, layers: int, layer_bytes: int, *, piece_bytes: int = 1 << 30, gap_bytes: int = 0) -> None:
         self._layers = [Scattered(bytes(layer_bytes), piece_bytes, gap_bytes=gap_bytes) for _ in range(layers)]
         self.in_host_memory = True
+        self.in_long_runs = gap_bytes == 0
         self.asked: list[int] = []
         self.completed: list[tuple[int, bytes]] = []
         self._complete = [asyncio.Event() for _ in range(layers)]

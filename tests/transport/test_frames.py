@@ -42,6 +42,7 @@ from common.transport.messages import (
     MalformedFrame,
     ReadRequest,
     Refusal,
+    TakesMemory,
     Trailer,
     UcxPeer,
 )
@@ -84,7 +85,14 @@ spans = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 2000)), min_siz
 messages = st.one_of(
     st.builds(Accept, layers=u32, layer_bytes=u64),
     st.just(Ack()),
-    st.builds(UcxPeer, ucx_version=text, worker_address=st.binary(min_size=1, max_size=300), first_tag=u64),
+    st.builds(
+        UcxPeer,
+        ucx_version=text,
+        worker_address=st.binary(min_size=1, max_size=300),
+        first_tag=u64,
+        memory_key=st.binary(max_size=40),
+    ),
+    st.just(TakesMemory()),
     st.builds(Delivered, first=u64, payload_sums=st.lists(u32, max_size=70).map(tuple)),
     st.builds(Trailer, data=st.binary(max_size=300), computed_ago_s=st.floats(0.0, 1e6)),
     st.builds(DirectHello, machine=st.builds(Machine, boot_id=text, pid_namespace=text)),

@@ -156,6 +156,7 @@ async def test_withdrawing_aborts_a_send_whose_reader_takes_nothing() -> None:
         layers = big.n_layers
         window_layers = 1
         in_host_memory = False
+        in_long_runs = True
 
         def memory(self, layer: int) -> MemoryRun:
             raise AssertionError("it has none")

@@ -1,0 +1,65 @@
+"""The reader's side of a UCX connection within one machine: take the bytes out of the owner's memory by UCX's reads.
+
+It is the direct protocol (`direct_reader`), with UCX in the place of the system call.
+"""
+
+from __future__ import annotations
+
+from common.transport.base import KvSink
+from common.transport.byte_stream import ByteStream
+from common.transport.direct_reader import DirectConnection, NoDirectPath
+from common.transport.fetches import Received
+from common.transport.frames import FrameDecoder, FrameKind
+from common.transport.messages import ReadRequest, TakesMemory
+from common.transport.ucx_reader import introduced, opened
+from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime
+
+
+class UcxDirectConnection:
+    """`ReaderConnection` that takes payloads itself, over a TCP stream and a UCX endpoint."""
+
+    def __init__(self, direct: DirectConnection, endpoint: UcxEndpoint) -> None:
+        self._direct = direct
+        self._endpoint = endpoint
+
+    @classmethod
+    async def open(cls, address: str, runtime: UcxRuntime, timeout_s: float) -> UcxDirectConnection:
+        """Connect and introduce each other.
+
+        Raises `NoDirectPath` when UCX cannot read the owner's memory, `WireError` PEER_LOST when that takes longer than
+        `timeout_s`.
+        """
+        return await opened(address, timeout_s, lambda stream: cls._introduce(stream, runtime))
+
+    @classmethod
+    async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime) -> UcxDirectConnection:
+        peer, endpoint = await introduced(stream, runtime)
+        try:
+            if (memory := endpoint.peer_memory(peer.memory_key)) is None:
+                raise NoDirectPath("UCX sends messages there")
+            # It leaves with the first request.
+            await stream.say(TakesMemory(), stall_timeout_s=None, more=True)
+        except BaseException:
+            await endpoint.abort([])
+            raise
+        decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.LENT, FrameKind.TRAILER, FrameKind.REFUSAL}))
+        return cls(DirectConnection(stream, decoder, memory.read), endpoint)
+
+    @property
+    def delivering(self) -> bool:
+        """See `ReaderConnection.delivering`."""
+        return self._direct.delivering
+
+    @property
+    def reusable(self) -> bool:
+        """See `ReaderConnection.reusable`."""
+        return self._direct.reusable and self._endpoint.alive
+
+    async def read(self, sink: KvSink, request: ReadRequest) -> Received:
+        """See `ReaderConnection.read`."""
+        return await self._direct.read(sink, request)
+
+    async def abort(self) -> None:
+        """See `ReaderConnection.abort`."""
+        await self._direct.abort()
+        await self._endpoint.abort([])
