@@ -35,6 +35,9 @@ PART_BYTES = 2 << 20
 RUN_BYTES = 16 << 10
 """Average run from which on a carrier that takes runs needs no staging: views of them cost less than a copy."""
 
+LONG_RUN_BYTES = 64 << 10
+"""The same for a carrier that reads each run by itself."""
+
 MIN_PARTS = 16
 """Parts of one transfer at least, layers permitting: only the last is not hidden by the prefill that computes it."""
 
@@ -112,11 +115,11 @@ class KvStaging:
             return False
         return list(page_ids) == list(range(page_ids[0], page_ids[0] + len(page_ids)))
 
-    def in_runs(self, page_ids: Sequence[int]) -> bool:
-        """The same for a carrier that takes many runs as gladly as one: wherever runs are long on average."""
+    def in_runs(self, page_ids: Sequence[int], least_bytes: int = RUN_BYTES) -> bool:
+        """The same for a carrier that takes many runs as gladly as one: wherever they have `least_bytes` on average."""
         runs = 1 + sum(after != before + 1 for before, after in pairwise(page_ids))
         run_bytes = len(page_ids) * self._pool.layout.page_bytes_per_layer // 2
-        return self._on_host and run_bytes >= RUN_BYTES * runs
+        return self._on_host and run_bytes >= least_bytes * runs
 
     def fence(self) -> Fence:
         """Marks what the calling thread has queued on the pool's device so far."""
