@@ -217,8 +217,6 @@ class OwnerSession(Generic[R]):
     async def _send_layers(self, lease: KvReadLease) -> None:
         if lease.layers < 1:
             raise WireError(Reason.LAYOUT_MISMATCH, "the KV read has no layers")
-        if self._payloads.inline:
-            lease.in_runs()
         layer_bytes = 0
         for layer in range(lease.layers):
             await self._payloads.settle(layer - lease.window_layers, lease.check)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from common.transport.base import KvProvider
+from common.transport.base import KvProvider, KvReadLease
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
 from common.transport.checksum import views_checksum
@@ -39,8 +39,15 @@ async def serve_inline(
 ) -> None:
     """Serve a connection whose first request has arrived, payloads between the frames."""
     payloads = _InlinePayloads(stream, stall_timeout_s=limits.stall_timeout_s)
-    session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads, open_layer=computed_run)
+    session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads, open_layer=_computed_runs)
     await session.serve(provider, first=request)
+
+
+async def _computed_runs(lease: KvReadLease, layer: int) -> ByteRun:
+    """`computed_run` for a carrier that takes memory in runs."""
+    if layer == 0:
+        lease.in_runs()
+    return await computed_run(lease, layer)
 
 
 class _InlinePayloads:
