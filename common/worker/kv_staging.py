@@ -36,7 +36,7 @@ RUN_BYTES = 16 << 10
 """Average run from which on a carrier that takes runs needs no staging: views of them cost less than a copy."""
 
 LONG_RUN_BYTES = 64 << 10
-"""The same for a carrier that reads each run by itself."""
+"""Average run from which on a read of each costs less than gathering and scattering."""
 
 MIN_PARTS = 16
 """Parts of one transfer at least, layers permitting: only the last is not hidden by the prefill that computes it."""
@@ -115,11 +115,17 @@ class KvStaging:
             return False
         return list(page_ids) == list(range(page_ids[0], page_ids[0] + len(page_ids)))
 
-    def in_runs(self, page_ids: Sequence[int], least_bytes: int = RUN_BYTES) -> bool:
-        """The same for a carrier that takes many runs as gladly as one: wherever they have `least_bytes` on average."""
+    def in_runs(self, page_ids: Sequence[int]) -> bool:
+        """The same for a carrier that takes many runs as gladly as one: wherever runs are long on average."""
+        return self._on_host and self._average_run_bytes(page_ids) >= RUN_BYTES
+
+    def in_long_runs(self, page_ids: Sequence[int]) -> bool:
+        """The same for a carrier that reads each run by itself."""
+        return self._on_host and self._average_run_bytes(page_ids) >= LONG_RUN_BYTES
+
+    def _average_run_bytes(self, page_ids: Sequence[int]) -> float:
         runs = 1 + sum(after != before + 1 for before, after in pairwise(page_ids))
-        run_bytes = len(page_ids) * self._pool.layout.page_bytes_per_layer // 2
-        return self._on_host and run_bytes >= least_bytes * runs
+        return len(page_ids) * self._pool.layout.page_bytes_per_layer / 2 / runs
 
     def fence(self) -> Fence:
         """Marks what the calling thread has queued on the pool's device so far."""

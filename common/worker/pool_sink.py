@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from common.transport.memory_run import MemoryRun
-from common.worker.kv_staging import LONG_RUN_BYTES, KvStaging, StagingBuffer
+from common.worker.kv_staging import KvStaging, StagingBuffer
 from common.worker.page_memory import PageMemory
 
 
@@ -61,7 +61,7 @@ class PoolSink:
     @property
     def in_long_runs(self) -> bool:
         """See `KvSink.in_long_runs`."""
-        return self._staging.in_runs(self._page_ids, LONG_RUN_BYTES)
+        return self._staging.in_long_runs(self._page_ids)
 
     def memory(self, layer: int) -> MemoryRun:
         """See `KvSink.memory`."""
