@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
-from common.transport.frames import MAX_DATA_BYTES, FrameDecoder, FrameKind, SinkCursor
+from common.transport.frames import GOOD_DATA_BYTES, MAX_DATA_BYTES, FrameDecoder, FrameKind, SinkCursor
 from common.transport.owner_session import OwnerLimits
 from common.transport.tcp_owner import serve_reads
 from tests.transport.doubles import MemoryProvider, MemorySink, random_layers
@@ -84,7 +84,7 @@ async def test_receiving_yields_after_every_frames_worth() -> None:
     assert max(turns.moved_bytes.values()) <= 2 * MAX_DATA_BYTES
 
 
-async def test_sending_yields_after_every_frame() -> None:
+async def test_sending_yields_after_a_few_frames() -> None:
     turns = Turns()
     eager, plain = eager_pair(turns, request_frame())
     provider = MemoryProvider()
@@ -96,4 +96,4 @@ async def test_sending_yields_after_every_frame() -> None:
     ticking.cancel()
     assert lease.closes == [False], "an ack of no bytes is the end of the stream"
     assert sum(turns.moved_bytes.values()) > LAYERS * LAYER_BYTES
-    assert max(turns.moved_bytes.values()) <= MAX_DATA_BYTES + 1024
+    assert max(turns.moved_bytes.values()) < MAX_DATA_BYTES + GOOD_DATA_BYTES
