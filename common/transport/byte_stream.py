@@ -16,7 +16,7 @@ from common.transport.messages import ControlMessage
 T = TypeVar("T")
 
 _WAKE_UP_BYTES = 512 << 10
-"""Bytes worth waking up for, in the middle of a payload."""
+"""Bytes worth waking up for, when as many are sure to come."""
 
 GATHER_BYTES = 256 << 10
 """What may wait for more to be sent with it in one system call."""
@@ -90,7 +90,10 @@ class ByteStream:
         return False
 
     async def receive(self, decoder: FrameDecoder) -> ControlMessage | DataFrame:
-        """Next whole frame. Raises `WireError`: PEER_LOST at the end of the stream, or what the decoder finds."""
+        """Next whole frame. Raises `WireError`: PEER_LOST at the end of the stream, or what the decoder finds.
+
+        Cancelled in the middle of a frame it leaves a stream of which nothing more can be received.
+        """
         while True:
             buffers = decoder.buffers()
             count = self._take_ahead(buffers) or await self._receive_into(buffers, decoder)
