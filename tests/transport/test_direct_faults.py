@@ -124,13 +124,14 @@ async def test_a_lease_that_is_over_when_its_bytes_have_been_copied_is_no_succes
 async def test_a_reader_that_takes_its_time_is_not_given_up() -> None:
     """The owner has said everything at once, and has nothing to go by but the reader's own timeout."""
     provider, reads = MemoryProvider(), Reads()
-    data = random_layers(2, MAX_LENT_BYTES)
+    layers = 16
+    data = random_layers(layers, MAX_LENT_BYTES)
     lease = provider.lend(data)
     owner, reader = DirectTransport(stall_timeout_s=0.05), DirectTransport(read=reads)
-    reads.before[3] = lambda: time.sleep(0.2)
+    reads.before = {copy: lambda: time.sleep(0.06) for copy in range(2, layers + 3)}
     async with closing(reader, owner):
         address = await owner.listen("127.0.0.1", provider)
-        sink = MemorySink(2, MAX_LENT_BYTES)
+        sink = MemorySink(layers, MAX_LENT_BYTES)
         await reader.fetch(handle=handle_for(address), sink=sink, timeout_s=20.0)
         assert sink.content == data and await lease.until_closed() == [True]
 
