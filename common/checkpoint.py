@@ -186,12 +186,21 @@ def _linear(name: str, rows: int, columns: int, *, bias: bool) -> Iterator[tuple
 def _checked(model_dir: Path, name: str, shape: tuple[int, ...], declared: Mapping[str, TensorEntry]) -> TensorEntry:
     entry = declared.get(name)
     if entry is None:
-        raise CheckpointError(f"{model_dir}: tensor {name} is in none of the *.safetensors files")
+        raise _missing(model_dir, name)
     if entry.shape != shape:
         raise CheckpointError(f"{entry.path}: tensor {name} has shape {list(entry.shape)}, config says {list(shape)}")
     if entry.dtype not in FLOAT_BYTES:
         raise CheckpointError(f"{entry.path}: tensor {name} has dtype {entry.dtype}, supported: F32, F16, BF16")
     return entry
+
+
+def _missing(model_dir: Path, name: str) -> CheckpointError:
+    """Names the file that should hold the tensor: the only one, else the index that says what lies where."""
+    paths, index_path = _weight_files(model_dir), model_dir / INDEX_FILE
+    if len(paths) == 1:
+        return CheckpointError(f"{paths[0]}: tensor {name} is missing")
+    place = index_path if index_path.exists() else model_dir
+    return CheckpointError(f"{place}: tensor {name} is in none of the {len(paths)} *.safetensors files")
 
 
 def _declared_tensors(model_dir: Path) -> dict[str, TensorEntry]:

@@ -168,7 +168,7 @@ WK = "model.transformer.blocks.1.k_proj.weight"
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda header: header.pop(WK), f"{WK} is in none"),
+        (lambda header: header.pop(WK), rf"model\.safetensors: tensor {WK} is missing"),
         (lambda header: header[WK].update(shape=[16, 8]), rf"model\.safetensors: tensor {WK} has shape \[16, 8\]"),
         (lambda header: header[WK].update(dtype="I32"), rf"model\.safetensors: tensor {WK} has dtype I32"),
         (lambda header: header[WK].update(data_offsets=[0, 10**9]), rf"model\.safetensors: tensor {WK}: .*truncated"),
@@ -181,6 +181,20 @@ def test_a_bad_tensor_names_file_and_tensor(model_dir, change, match):
     change(header)
     write_weights(model_dir / "model.safetensors", header, body)
     with pytest.raises(CheckpointError, match=match):
+        check_checkpoint(model_dir)
+
+
+def test_a_tensor_that_no_shard_holds_is_named_with_the_place_to_look_at(model_dir):
+    header, body = read_weights(model_dir / "model.safetensors")
+    del header[WK]
+    write_weights(model_dir / "a.safetensors", header, body)
+    (model_dir / "model.safetensors").unlink()
+    write_weights(model_dir / "b.safetensors", {}, b"")
+    with pytest.raises(CheckpointError, match=rf"{model_dir.name}: tensor {WK} is in none of the 2 "):
+        check_checkpoint(model_dir)
+    weight_map = {WK: "b.safetensors", **{name: "a.safetensors" for name in header}}
+    (model_dir / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=rf"index\.json: tensor {WK} is in none of the 2 "):
         check_checkpoint(model_dir)
 
 
@@ -204,6 +218,7 @@ def test_a_truncated_file_is_refused(model_dir):
         ('{"weight_map": {"a": "missing.safetensors"}}', r"missing\.safetensors"),
         ('{"weight_map": {"a": "../model.safetensors"}}', r"index\.json.*malformed"),
         ('{"weight_map": {"a": 3}}', r"index\.json.*malformed"),
+        ('{"weight_map": {}}', r"index\.json: tensor model\..* is in none of the 0 "),
         ("{}", r"index\.json.*malformed"),
         ("[", r"index\.json.*malformed"),
     ],
