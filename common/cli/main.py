@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from common.errors import CheckpointError, ConfigError, Reason, SangamError, WireError
+from common.missing_package import missing_package
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -68,9 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{prog}: error: {about}{error.strerror or error}", file=sys.stderr)
         _drop_output()
         return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        return _told(prog, missing_package(error))
     except SangamError as error:
-        print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return exit_code_for(error)
+        return _told(prog, error)
+
+
+def _told(prog: str, error: SangamError) -> int:
+    print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return exit_code_for(error)
 
 
 def exit_code_for(error: SangamError) -> int:

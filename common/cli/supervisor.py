@@ -307,6 +307,7 @@ def advice(lines: Sequence[str]) -> str:
         ("in use", "Another program has that port: choose one with --grpc-port."),
         ("Failed to bind", "That port cannot be had: choose one with --grpc-port."),
         ("out of memory", "Give it fewer pages with --kv-pages, or start fewer workers."),
+        ("is not installed", "The installation is incomplete: run `make install`."),
         ("No module named", "The installation is incomplete: run `make install`."),
         ("CUDA", "Check --device; `--device cpu` always works."),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from common.config import ConfigT, exit_for_user_error, load_config
 from common.errors import CheckpointError, ConfigError
+from common.missing_package import missing_package
 from common.rpc.server import run_until_signal
 from common.telemetry import setup_logging, setup_telemetry, shutdown_telemetry
 
@@ -24,7 +25,8 @@ def run_service(
     """Load the settings of service `name` ("kv_store") and run `main(config, stop)` until it returns.
 
     `main` serves until `stop` is set (SIGTERM, SIGINT) and then winds down. ConfigError and CheckpointError, raised
-    by it or by the settings, end the process with one line on stderr and code 2; a bug ends it with a traceback.
+    by it or by the settings, and a package of an extra that is not installed, end the process with one line on stderr
+    and code 2; a bug ends it with a traceback.
     """
     prog = f"sangam {name}"
     try:
@@ -34,6 +36,8 @@ def run_service(
         run_until_signal(lambda stop: main(config, stop))
     except (ConfigError, CheckpointError) as error:
         exit_for_user_error(prog, error)
+    except ModuleNotFoundError as error:  # torch and redis are imported when they are needed
+        exit_for_user_error(prog, missing_package(error))
     except ExceptionGroup as group:  # a mistake found inside a task group
         mistakes, bugs = group.split((ConfigError, CheckpointError))
         if mistakes is None or bugs is not None:
