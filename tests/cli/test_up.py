@@ -296,6 +296,17 @@ def test_a_folder_that_cannot_be_made_is_one_line(
     assert error.count("\n") == 1
 
 
+def test_ucx_that_is_not_installed_is_said_before_anything_starts(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("common.cli.up.ucx_installed", lambda: False)
+    words = ["up", "--model", str(model_dir), "--grpc-port", "0", "--run-dir", str(tmp_path / "run")]
+    assert main([*words, "--kv-transport", "ucx"]) == 2
+    told = "sangam up: error: --kv-transport: ucx needs the extra: pip install 'sangam[ucx]'\n"
+    assert capsys.readouterr().err == told
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_cache_folder_that_cannot_be_made_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
