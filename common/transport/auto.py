@@ -1,4 +1,8 @@
-"""KV transport that takes the best path both ends have: direct within one machine, else UCX, else TCP."""
+"""KV transport that takes the best path both ends have: direct within one machine, else UCX, else TCP.
+
+Where the kernel does not let a reader see its owner's memory, between users or PID namespaces, the path is TCP: UCX
+would choose shared memory, which takes the same permissions, and fail or hang there (tried with UCX 1.21).
+"""
 
 from __future__ import annotations
 
@@ -91,14 +95,15 @@ class AutoTransport(SocketTransport):
             _log.warning("KV connection dropped: %s instead of a request", type(hello).__name__)
 
     async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Delivery:
-        other = self._kept_ucx if handle.transport in _UCX_TOO else self._kept_tcp
         known = self._paths.get(handle.owner)
+        other = self._kept_ucx if handle.transport in _UCX_TOO and known != "tcp" else self._kept_tcp
         if known in (None, "direct") and sink.in_host_memory and handle.transport in _DIRECT_TOO:
             try:
                 delivery = await self._kept_direct.read(handle, request, sink, connect_timeout_s)
                 self._note(handle.owner, delivery.path, "")
                 return delivery
             except NoDirectPath as error:
+                other = self._kept_tcp if error.one_machine else other
                 self._note(handle.owner, other.path, f" ({error.message})")
         delivery = await other.read(handle, request, sink, connect_timeout_s)
         self._note(handle.owner, delivery.path, "")

@@ -21,6 +21,9 @@ _WAKE_UP_BYTES = 512 << 10
 GATHER_BYTES = 256 << 10
 """What may wait for more to be sent with it in one system call."""
 
+FRAME_TURN_BYTES = 64 << 10
+"""What a received frame counts for at least, towards the end of a turn: however small, it takes some 50 us."""
+
 AHEAD_BYTES = 64 << 10
 """What is received beyond the present frame: the next headers and small frames come with the end of a payload."""
 
@@ -98,7 +101,7 @@ class ByteStream:
             buffers = decoder.buffers()
             count = self._take_ahead(buffers) or await self._receive_into(buffers, decoder)
             frame = decoder.advance(count)
-            self._turn_bytes += count
+            self._turn_bytes += count if frame is None else max(count, FRAME_TURN_BYTES)
             if self._turn_bytes >= MAX_DATA_BYTES:
                 await self._yield()
             if frame is not None:

@@ -35,11 +35,13 @@ class OwnMemory:
         self._nonce = np.frombuffer(secrets.token_bytes(NONCE_BYTES), dtype=np.uint8)
 
     def offer_to(self, reader: Machine) -> DirectOffer | None:
-        """How to read this process from `reader`; None where that cannot be."""
-        if self._machine is None or reader != self._machine:
+        """How to read this process from `reader`; None where another kernel is in between."""
+        if self._machine is None or reader.boot_id != self._machine.boot_id:
             return None
         nonce = self._nonce.data
-        return DirectOffer(pid=os.getpid(), nonce_address=address_of(nonce), nonce=nonce.tobytes())
+        return DirectOffer(
+            machine=self._machine, pid=os.getpid(), nonce_address=address_of(nonce), nonce=nonce.tobytes()
+        )
 
 
 async def serve_direct(

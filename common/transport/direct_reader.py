@@ -30,15 +30,22 @@ from common.transport.process_memory import Machine, ReadMemory
 from common.transport.sizes import agreed_first_memory
 from common.transport.tcp_reader import accepted, connect, expect_trailer
 
+SPAN_TURN_BYTES = 2 << 10
+"""What a span that is copied counts for at least, towards the end of a turn of the event loop."""
+
 REFUSAL_GRACE_S = 1.0
 """How long a reader that has found wrong bytes waits to hear why: an owner that takes pages back says so at once."""
 
 
 class NoDirectPath(WireError):
-    """This owner's memory cannot be read from here, now or ever; nothing was written to any sink."""
+    """This owner's memory cannot be read from here, now or ever; nothing was written to any sink.
 
-    def __init__(self, problem: str) -> None:
+    `one_machine`: it is under this kernel, which keeps both apart, and with them whoever would share memory.
+    """
+
+    def __init__(self, problem: str, *, one_machine: bool = False) -> None:
         super().__init__(Reason.LAYOUT_MISMATCH, f"no direct path to the KV owner: {problem}")
+        self.one_machine = one_machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +97,7 @@ class DirectConnection:
             raise NoDirectPath(offer.error.message)
         if not isinstance(offer, DirectOffer):
             raise MalformedFrame("a direct connection begins with an offer")
-        _prove(offer, read)
+        _prove(offer, machine, read)
         return cls(stream, decoder, functools.partial(read, offer.pid))
 
     @property
@@ -128,9 +135,9 @@ class DirectConnection:
             raise WireError(Reason.PEER_LOST, "the KV owner's memory cannot be read any more") from error
         if target.checksum() != lent.payload_sum:
             raise await self._explanation()
-        self._turn_bytes += target.size_bytes
+        self._turn_bytes += max(target.size_bytes, SPAN_TURN_BYTES * len(lent.spans))
         if self._turn_bytes >= MAX_LENT_BYTES:
-            # A quick owner never makes anyone else wait.
+            # An owner that is quick, or lends crumbs, never makes anyone else wait.
             self._turn_bytes = 0
             await asyncio.sleep(0)
         return filled
@@ -195,14 +202,16 @@ def _expect_lent(frame: ControlMessage | DataFrame, landing: _Landing) -> Lent:
     return frame
 
 
-def _prove(offer: DirectOffer, read: ReadMemory) -> None:
-    """Raise `NoDirectPath` unless the owner's nonce is found where it says."""
+def _prove(offer: DirectOffer, machine: Machine, read: ReadMemory) -> None:
+    """Raise `NoDirectPath` unless the owner is on `machine`, and its nonce is found where it says."""
+    if offer.machine != machine:
+        raise NoDirectPath("it has another PID namespace", one_machine=True)
     found = np.zeros(len(offer.nonce), dtype=np.uint8)
     landing = MemoryRun(found.data, [0], [len(found)])
     remote = Spans(np.array([[offer.nonce_address, len(found)]], dtype=np.uint64))
     try:
         read(offer.pid, landing.spans, remote)
     except OSError as error:
-        raise NoDirectPath(f"reading its memory fails: {error.strerror}") from None
+        raise NoDirectPath(f"reading its memory fails: {error.strerror}", one_machine=True) from None
     if found.tobytes() != offer.nonce:
-        raise NoDirectPath("its process number is somebody else's here")
+        raise NoDirectPath("its process number is somebody else's here", one_machine=True)

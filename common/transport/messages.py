@@ -233,41 +233,42 @@ class Trailer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectHello:
-    """A reader would take the bytes from the owner's memory, should that be on its `machine`."""
+    """A reader would take the bytes from the owner's memory, should that be within reach from its `machine`."""
 
     machine: Machine
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        return _pack_string(self.machine.boot_id) + _pack_string(self.machine.pid_namespace)
+        return _pack_machine(self.machine)
 
     @classmethod
     def decode(cls, payload: bytes) -> DirectHello:
         """Inverse of `encode`; raises `MalformedFrame`."""
-        boot_id, pid_namespace = _unpack_strings(payload, 2)
-        return cls(machine=Machine(boot_id=boot_id, pid_namespace=pid_namespace))
+        return cls(machine=_unpack_machine(payload))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectOffer:
-    """The owner is process `pid` of that machine, as surely as it has `nonce` at `nonce_address` in its memory."""
+    """The owner is process `pid` of `machine`, as surely as it has `nonce` at `nonce_address` in its memory."""
 
+    machine: Machine
     pid: int
     nonce_address: int
     nonce: bytes
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        return _OFFER.pack(self.pid, self.nonce_address) + self.nonce
+        return _OFFER.pack(self.pid, self.nonce_address) + self.nonce + _pack_machine(self.machine)
 
     @classmethod
     def decode(cls, payload: bytes) -> DirectOffer:
         """Inverse of `encode`; raises `MalformedFrame`."""
         pid, nonce_address = _unpack(_OFFER, payload)
-        nonce = payload[_OFFER.size :]
+        end = _OFFER.size + NONCE_BYTES
+        nonce = payload[_OFFER.size : end]
         if len(nonce) != NONCE_BYTES or not 0 < pid < 1 << 31 or nonce_address + NONCE_BYTES > 1 << 64:
             raise MalformedFrame("no process to read")
-        return cls(pid=pid, nonce_address=nonce_address, nonce=nonce)
+        return cls(machine=_unpack_machine(payload[end:]), pid=pid, nonce_address=nonce_address, nonce=nonce)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +311,15 @@ ControlMessage = (
     | DirectOffer
     | Lent
 )
+
+
+def _pack_machine(machine: Machine) -> bytes:
+    return _pack_string(machine.boot_id) + _pack_string(machine.pid_namespace)
+
+
+def _unpack_machine(payload: bytes) -> Machine:
+    boot_id, pid_namespace = _unpack_strings(payload, 2)
+    return Machine(boot_id=boot_id, pid_namespace=pid_namespace)
 
 
 def _pack_string(text: str) -> bytes:

@@ -9,7 +9,9 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,16 +22,20 @@ from common.errors import Reason, WireError
 from common.transport.auto import AutoTransport
 from common.transport.direct import DirectTransport
 from common.transport.frames import encode_control
-from common.transport.memory_run import Spans
+from common.transport.memory_run import MAX_SPANS, Spans
 from common.transport.messages import MAX_LENT_BYTES, NONCE_BYTES, DirectOffer, Lent, Refusal
-from common.transport.process_memory import Machine, read_memory
+from common.transport.process_memory import Machine, read_memory, this_machine
 from common.transport.socket_transport import SocketTransport
 from common.transport.ucx_runtime import UcxRuntime
 from tests.transport.doubles import MemoryLease, MemoryProvider, MemorySink, Scattered, handle_for, random_layers
 from tests.transport.test_transport_processes import LAYER_BYTES, LAYERS, SOON_S, new_sink, owner_process
 from tests.transport.wire_peer import accept_frame, read_frame, scripted_owner, trailer_frame
 
-ELSEWHERE = Machine(boot_id="another machine", pid_namespace="pid:[1]")
+_here = this_machine()
+assert _here is not None
+HERE: Machine = _here
+ELSEWHERE = replace(HERE, boot_id="another machine")
+APART = replace(HERE, pid_namespace="pid:[1]")
 
 
 class Reads:
@@ -170,7 +176,8 @@ async def test_what_a_stopped_owner_has_lent_can_still_be_read() -> None:
 
 def offer_frame(nonce: np.ndarray, told: bytes | None = None) -> bytes:
     """This process is the owner, and proves it; or not, when `told` is not what is found there."""
-    offer = DirectOffer(pid=os.getpid(), nonce_address=nonce.ctypes.data, nonce=told or nonce.tobytes())
+    told = told or nonce.tobytes()
+    offer = DirectOffer(machine=HERE, pid=os.getpid(), nonce_address=nonce.ctypes.data, nonce=told)
     return encode_control(offer)
 
 
@@ -242,6 +249,43 @@ async def test_lent_memory_out_of_order_or_too_long_is_refused(wire: bytes) -> N
     assert caught.value.reason is Reason.KV_CHECKSUM
 
 
+@pytest.mark.parametrize(("lent_bytes", "spans"), [(1, 1), (MAX_SPANS, MAX_SPANS)], ids=["a byte each", "crumbs"])
+async def test_an_owner_that_lends_crumbs_holds_nobody_up(lent_bytes: int, spans: int) -> None:
+    """What is copied costs by the piece, too: others get their turns."""
+    lents, turns = 100, 0
+    source = Scattered(bytes(lent_bytes), lent_bytes // spans, gap_bytes=1)
+    wire = b"".join(lent_frame(lent_bytes * number, source) for number in range(lents))
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(offer_frame(NONCE))
+        await read_frame(reader)
+        writer.write(accept_frame(1, lent_bytes * lents) + wire + trailer_frame())
+        await reader.read()
+
+    taken: list[int] = []
+    others = asyncio.Event()
+
+    class Noting(Reads):
+        def __call__(self, pid: int, local: Spans, remote: Spans) -> None:
+            super().__call__(pid, local, remote)
+            taken.append(turns)
+
+    async def turn() -> None:
+        nonlocal turns
+        while not others.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    sink, reader = MemorySink(1, lent_bytes * lents), DirectTransport(read=Noting())
+    turning = asyncio.create_task(turn())
+    async with scripted_owner(script) as address, closing(reader):
+        await reader.fetch(handle=handle_for(address), sink=sink, timeout_s=20.0)
+    others.set()
+    await turning
+    assert sink.content == [bytes(lent_bytes * lents)]
+    assert max(Counter(taken).values()) <= (32 if spans == 1 else 1)
+
+
 async def test_lent_memory_that_is_not_there_is_a_lost_owner() -> None:
     nowhere = Spans(np.array([[4096, LAYER]], dtype=np.uint64))
     lent = encode_control(Lent(offset_bytes=0, payload_sum=0, spans=nowhere))
@@ -254,7 +298,7 @@ async def test_lent_memory_that_is_not_there_is_a_lost_owner() -> None:
     "offer",
     [
         offer_frame(NONCE, bytes(NONCE_BYTES)),
-        encode_control(DirectOffer(pid=os.getpid(), nonce_address=4096, nonce=NONCE.tobytes())),
+        encode_control(DirectOffer(machine=HERE, pid=os.getpid(), nonce_address=4096, nonce=NONCE.tobytes())),
         encode_control(Refusal(error=WireError(Reason.LAYOUT_MISMATCH, "out of reach"))),
     ],
     ids=["something else is there", "nothing is there", "refused"],
@@ -284,18 +328,18 @@ async def fetched_path(reader: AutoTransport, owner: AutoTransport, address: str
 
 
 @pytest.mark.parametrize("ucx", [False, True], ids=["without ucx", "with ucx"])
-@pytest.mark.parametrize("why", ["forbidden", "other machine", "owner on a GPU", "nothing"])
+@pytest.mark.parametrize("why", ["forbidden", "other namespace", "other machine", "owner on a GPU", "nothing"])
 async def test_where_memory_cannot_be_read_the_fetch_goes_on_by_other_means(
     why: str, ucx: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """By ucx, if both have it; but not under a kernel that keeps both apart, which would not let UCX share memory."""
     reads = Forbidden() if why == "forbidden" else Reads()
     owner = AutoTransport(runtime=UcxRuntime() if ucx else None)
-    reader = AutoTransport(
-        runtime=UcxRuntime() if ucx else None, machine=ELSEWHERE if why == "other machine" else None, read=reads
-    )
+    machine = {"other machine": ELSEWHERE, "other namespace": APART}.get(why)
+    reader = AutoTransport(runtime=UcxRuntime() if ucx else None, machine=machine, read=reads)
     provider = MemoryProvider()
     provider.in_host_memory = why != "owner on a GPU"
-    other = "ucx" if ucx else "tcp"
+    other = "ucx" if ucx and why in ("other machine", "owner on a GPU") else "tcp"
     with caplog.at_level(logging.INFO):
         async with closing(reader, owner):
             address = await owner.listen("127.0.0.1", provider)

@@ -98,6 +98,7 @@ messages = st.one_of(
     st.builds(DirectHello, machine=st.builds(Machine, boot_id=text, pid_namespace=text)),
     st.builds(
         DirectOffer,
+        machine=st.builds(Machine, boot_id=text, pid_namespace=text),
         pid=st.integers(1, 2**31 - 1),
         nonce_address=st.integers(0, 2**62),
         nonce=st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
@@ -280,16 +281,25 @@ def test_as_much_as_can_be_lent_at_once_is_understood() -> None:
     assert len(most.encode()) <= MAX_CONTROL_BYTES
 
 
+SOMEWHERE = b"\x04\x00boot\x03\x00pid"
+
+
+def test_an_offer_names_its_machine() -> None:
+    offer = DirectOffer.decode(struct.pack("<IQ", 1, 4096) + bytes(NONCE_BYTES) + SOMEWHERE)
+    assert offer.machine == Machine(boot_id="boot", pid_namespace="pid")
+
+
 @pytest.mark.parametrize(
     "payload",
     [
-        struct.pack("<IQ", 0, 4096) + bytes(NONCE_BYTES),
-        struct.pack("<IQ", 2**31, 4096) + bytes(NONCE_BYTES),
-        struct.pack("<IQ", 1, 2**64 - 1) + bytes(NONCE_BYTES),
+        struct.pack("<IQ", 0, 4096) + bytes(NONCE_BYTES) + SOMEWHERE,
+        struct.pack("<IQ", 2**31, 4096) + bytes(NONCE_BYTES) + SOMEWHERE,
+        struct.pack("<IQ", 1, 2**64 - 1) + bytes(NONCE_BYTES) + SOMEWHERE,
         struct.pack("<IQ", 1, 4096),
-        struct.pack("<IQ", 1, 4096) + bytes(NONCE_BYTES + 1),
+        struct.pack("<IQ", 1, 4096) + bytes(NONCE_BYTES),
+        struct.pack("<IQ", 1, 4096) + bytes(NONCE_BYTES) + SOMEWHERE + b"x",
     ],
-    ids=["process 0", "process beyond all", "nonce beyond the end", "no nonce", "long nonce"],
+    ids=["process 0", "process beyond all", "nonce beyond the end", "no nonce", "no machine", "more than a machine"],
 )
 def test_an_offer_of_no_process_is_refused(payload: bytes) -> None:
     with pytest.raises(MalformedFrame):

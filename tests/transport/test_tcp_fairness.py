@@ -97,3 +97,23 @@ async def test_sending_yields_after_a_few_frames() -> None:
     assert lease.closes == [False], "an ack of no bytes is the end of the stream"
     assert sum(turns.moved_bytes.values()) > LAYERS * LAYER_BYTES
     assert max(turns.moved_bytes.values()) < MAX_DATA_BYTES + GOOD_DATA_BYTES
+
+
+async def test_receiving_crumbs_yields_too() -> None:
+    """Frames of one byte cost their reader as much as longer ones: few of them are taken in one turn."""
+    turns, frames = Turns(), 2000
+    eager, plain = eager_pair(turns, b"".join(data_frame(0, offset, b"\x01") for offset in range(frames)))
+    sink = MemorySink(1, frames)
+    cursor = SinkCursor(sink, ByteRun(sink.views(0)))
+    decoder = FrameDecoder(frozenset({FrameKind.DATA}))
+    decoder.expect_data(cursor)
+    ticking = asyncio.create_task(turns.run())
+    taken: Counter[int] = Counter()
+    with eager, plain:
+        stream = ByteStream(eager)
+        while not cursor.done:
+            await stream.receive(decoder)
+            taken[turns.now] += 1
+    ticking.cancel()
+    assert sink.content == [b"\x01" * frames]
+    assert max(taken.values()) <= 64
