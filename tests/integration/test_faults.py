@@ -30,9 +30,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("faults")
-    # A short lease: what a dead scheduler left at the prefill worker is not waited for.
+    # A short lease: what a dead scheduler left at the prefill worker is not waited for. The storms kill over tcp.
     options = ("--kv-lease-s", "2")
-    async with running_cluster(random_model(folder / "model"), folder / "run", worker_options=options) as cluster:
+    settings = {"worker_options": options, "kv_transport": "ucx"}
+    async with running_cluster(random_model(folder / "model"), folder / "run", **settings) as cluster:
         yield cluster
 
 
@@ -60,6 +61,7 @@ async def kill_under_load(
     os.kill(cluster.processes[name], number)
     outputs = await asyncio.gather(*calls)
     assert [output.token_ids for output in outputs] == [expected] * 3
+    assert any(block.transfer_bytes for output in outputs for block in output.blocks), "K/V was on the move"
     await eventually(lambda: all_pages_free(cluster))
 
 
