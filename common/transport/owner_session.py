@@ -41,7 +41,9 @@ async def first_frame(
         async with asyncio.timeout(limits.handshake_timeout_s):
             return await stream.receive(decoder)
     except (WireError, TimeoutError) as error:
-        _log.warning("KV connection dropped before a request: %s", error)
+        # Who leaves without having asked lacks nothing: a reader that goes on by another path does so.
+        left = isinstance(error, WireError) and error.reason is Reason.PEER_LOST
+        _log.log(logging.DEBUG if left else logging.WARNING, "KV connection dropped before a request: %s", error)
         return None
 
 

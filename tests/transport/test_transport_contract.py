@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -110,6 +111,13 @@ async def test_what_the_prefill_hides_of_a_transfer_is_not_exposed(pair: Pair, a
     lease.age_s = age_s
     transfer = (await pair.fetch(MemorySink(1, 8))).transfer
     assert transfer.exposed_s == (transfer.transfer_s if all_of_it else 0.0)
+
+
+async def test_nobody_is_warned_of_reads_that_go_well(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.provider.lend(random_layers(2, 64))
+    await pair.fetch(MemorySink(2, 64))
+    await asyncio.sleep(0.05)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_request_names_attempt_owner_layout_and_pages(pair: Pair) -> None:
