@@ -54,9 +54,12 @@ async def introduced(stream: ByteStream, runtime: UcxRuntime) -> tuple[UcxPeer, 
     first_tag = secrets.randbits(64)
     await stream.say(runtime.introduction(first_tag), stall_timeout_s=None)
     peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER})))
-    if not isinstance(peer, UcxPeer) or peer.first_tag != first_tag:
+    if not isinstance(peer, UcxPeer):
         raise MalformedFrame("a UCX connection begins with an introduction")
+    # First: what else another version says may mean something else.
     runtime.check_peer(peer)
+    if peer.first_tag != first_tag:
+        raise MalformedFrame("a UCX introduction answers another one")
     return peer, await runtime.connect(peer.worker_address)
 
 
