@@ -11,6 +11,7 @@ from common.core.ids import BlockAttempt, RequestId
 from common.core.params import CacheMode, ConfidenceQuota, SamplingParams
 from common.core.work import StepDelta
 from common.engine.engine import Engine, StepResult
+from common.engine.models.transformer import Transformer
 from tests.engine.checkpoints import GOLDEN_DIR
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -90,6 +91,25 @@ def test_a_prefill_writes_all_its_slots_and_a_dual_decode_only_its_span(engine):
     engine.step([state])
     # block 8..24 of the canvas, and the row before it: Dream's lookback
     assert slots.any(dim=1).nonzero().flatten().tolist() == list(range(16 + 7, 16 + 24))
+
+
+def test_the_vocabulary_is_computed_for_masked_positions_only(engine, monkeypatch):
+    """Of a prefill of 40 rows and of a decode of 33, the lm_head sees what is sampled (padded to whole 8)."""
+    seen = []
+    lm_head = Transformer.logits
+
+    def watched(transformer: Transformer, rows: torch.Tensor) -> torch.Tensor:
+        seen.append(rows.shape[0])
+        return lm_head(transformer, rows)
+
+    monkeypatch.setattr(Transformer, "logits", watched)
+    first, second = open_block(engine, [1, 2, 3]), open_block(engine, [4, 5, 6], name="s", block_length_tokens=16)
+    engine.step([second])
+    engine.step([first, second])
+    assert seen == [16, 32 + 16]
+    for _ in range(2):
+        engine.step([first])
+    assert seen[2:] == [32, 24], "27 and 22 masked positions"
 
 
 def test_results_come_as_deltas(engine):
