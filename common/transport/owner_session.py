@@ -40,11 +40,14 @@ async def first_frame(
     try:
         async with asyncio.timeout(limits.handshake_timeout_s):
             return await stream.receive(decoder)
-    except (WireError, TimeoutError) as error:
-        # Who leaves without having asked lacks nothing: a reader that goes on by another path does so.
-        left = isinstance(error, WireError) and error.reason is Reason.PEER_LOST
-        _log.log(logging.DEBUG if left else logging.WARNING, "KV connection dropped before a request: %s", error)
-        return None
+    except TimeoutError:
+        _log.warning("KV connection dropped: nothing was asked for within %g s", limits.handshake_timeout_s)
+    except WireError as error:
+        # Who leaves without having asked lacks nothing: a reader that goes on by another path does so, or one whose
+        # call was cancelled.
+        level = logging.DEBUG if error.reason is Reason.PEER_LOST else logging.WARNING
+        _log.log(level, "KV connection dropped before a request: %s", error)
+    return None
 
 
 class Run(Protocol):

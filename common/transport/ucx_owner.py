@@ -50,7 +50,10 @@ async def serve_peer(
     try:
         async with asyncio.timeout(limits.handshake_timeout_s):
             endpoint = await _introduce(peer, stream, limits, runtime, lends=provider.in_host_memory)
-    except (WireError, TimeoutError) as error:
+    except TimeoutError:
+        _log.warning("KV connection dropped: UCX did not connect within %g s", limits.handshake_timeout_s)
+        return
+    except WireError as error:
         _log.warning("KV connection dropped before a request: %s", error)
         return
     tags = TagSequence(peer.first_tag)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -11,11 +13,14 @@ import pytest
 
 from common.transport.byte_run import ByteRun
 from common.transport.byte_stream import ByteStream
+from common.transport.direct import DirectTransport
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind, encode_control
 from common.transport.messages import Ack, Trailer
 from common.transport.owner_session import OwnerLimits, OwnerSession, computed_run
+from common.transport.socket_transport import SocketTransport
+from common.transport.tcp import TcpTransport
 from tests.transport.doubles import MemoryProvider, random_layers
-from tests.transport.wire_peer import request_frame
+from tests.transport.wire_peer import raw_reader, request_frame
 
 LIMITS = OwnerLimits(handshake_timeout_s=20.0, stall_timeout_s=20.0, read_timeout_s=60.0)
 TURNS = 10
@@ -76,3 +81,29 @@ async def test_a_reader_may_acknowledge_before_the_owner_knows_that_the_trailer_
         ).serve(provider)
     assert lease.closes == [not leaves]
     assert carrier.aborted is leaves
+
+
+@pytest.mark.parametrize(
+    ("said", "warnings"),
+    [(b"", 0), (request_frame()[:10], 0), (b"GET / HTTP/1.1\r\nHost: there\r\n\r\n" * 2, 1), (None, 1)],
+    ids=["leaves", "leaves in a frame", "something else", "silent"],
+)
+@pytest.mark.parametrize("kind", ["direct", "tcp"])
+async def test_a_reader_that_leaves_without_a_word_is_nothing_to_warn_of(
+    kind: str, said: bytes | None, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds: dict[str, Callable[..., SocketTransport]] = {"direct": DirectTransport, "tcp": TcpTransport}
+    owner = kinds[kind](handshake_timeout_s=20.0 if said is not None else 0.1)
+    try:
+        async with raw_reader(await owner.listen("127.0.0.1", MemoryProvider())) as (reader, writer):
+            if said is not None:
+                writer.write(said)
+                writer.write_eof()
+            # The owner closes: reading ends.
+            with contextlib.suppress(OSError):
+                assert await reader.read() == b""
+    finally:
+        await owner.aclose()
+    said_by = [record for record in caplog.records if record.name.startswith("common.transport")]
+    assert [record.levelno for record in said_by] == [logging.WARNING] * warnings, caplog.text
+    assert not any(record.getMessage().endswith(": ") for record in said_by), "it says what was wrong"
