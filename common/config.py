@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from common.config_flags import env_of, flag_of, help_of
 from common.config_values import (
+    AUTO,
     DTYPE_CHOICES,
     KV_TRANSPORT_CHOICES,
     LOG_LEVEL_CHOICES,
@@ -287,7 +288,7 @@ class WorkerConfig(CoreServiceConfig):
         metadata=about("name shared by workers with fast links to each other (empty: those on the same host)"),
     )
     kv_transport: str = field(
-        default="tcp",
+        default=AUTO,
         metadata=about(
             "what moves K/V between workers; auto: out of memory on one machine, else ucx where both have it, else tcp",
             choices=KV_TRANSPORT_CHOICES,

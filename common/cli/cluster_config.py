@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.config_values import TokensOrAuto
+from common.config_values import AUTO, TokensOrAuto
 from common.core.defaults import DEFAULT_DRAIN_S, DEFAULT_OVERLOAD_THRESHOLD_TOKENS, DEFAULT_TOKEN_BUDGET_TOKENS
 from common.core.ids import ServingMode
 
@@ -40,7 +40,7 @@ class ClusterConfig:
     dtype: str = "auto"
     kv_pages: int = 0
     torch_threads: int = 0
-    kv_transport: str = "tcp"
+    kv_transport: str = AUTO
     drain_s: float = DEFAULT_DRAIN_S
     log_level: str = "info"
     story_dir: Path | None = None

@@ -126,7 +126,7 @@ def _add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-transport",
-        default="tcp",
+        default=AUTO,
         choices=KV_TRANSPORT_CHOICES,
         help="what moves K/V between workers; auto: readers take it out of memory themselves (default %(default)s)",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from common.errors import ConfigError
@@ -12,20 +11,14 @@ from common.transport.direct import DirectTransport
 from common.transport.inproc import InprocNetwork, InprocTransport
 from common.transport.tcp import TcpTransport
 from common.transport.ucx import UcxTransport
-from common.transport.ucx_runtime import UcxRuntime, ucx_installed
+from common.transport.ucx_on_demand import UcxOnDemand
+from common.transport.ucx_runtime import ucx_installed
 
-_log = logging.getLogger(__name__)
 _INPROC_NETWORK = InprocNetwork()
 
 
 def _make_auto() -> KvTransport:
-    if not ucx_installed():
-        return AutoTransport(runtime=None)
-    try:
-        return AutoTransport(runtime=UcxRuntime())
-    except ConfigError as error:
-        _log.warning("K/V does not move over ucx: %s", error)
-        return AutoTransport(runtime=None)
+    return AutoTransport(ucx=UcxOnDemand() if ucx_installed() else None)
 
 
 _MAKERS: dict[str, Callable[[], KvTransport]] = {

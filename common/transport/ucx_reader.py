@@ -35,6 +35,13 @@ _Frames = asyncio.Queue[ControlMessage | DataFrame]
 C = TypeVar("C")
 
 
+class NoUcxPath(WireError):
+    """UCX does not work at one of the ends, now or ever; nothing was written to any sink."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(Reason.LAYOUT_MISMATCH, f"no UCX path to the KV owner: {problem}")
+
+
 async def opened(address: str, timeout_s: float, introduce: Callable[[ByteStream], Awaitable[C]]) -> C:
     """What `introduce` makes of a stream to `address`; raises `WireError` PEER_LOST when it takes over `timeout_s`."""
     try:
@@ -50,10 +57,15 @@ async def opened(address: str, timeout_s: float, introduce: Callable[[ByteStream
 
 
 async def introduced(stream: ByteStream, runtime: UcxRuntime) -> tuple[UcxPeer, UcxEndpoint]:
-    """The owner at the other end, and an endpoint to it. `UcxPeer.first_tag` is the one that this side has drawn."""
+    """The owner at the other end, and an endpoint to it. `UcxPeer.first_tag` is the one that this side has drawn.
+
+    Raises `NoUcxPath` when the owner says that it has no UCX.
+    """
     first_tag = secrets.randbits(64)
     await stream.say(runtime.introduction(first_tag), stall_timeout_s=None)
-    peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER})))
+    peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER, FrameKind.REFUSAL})))
+    if isinstance(peer, Refusal):
+        raise NoUcxPath(peer.error.message)
     if not isinstance(peer, UcxPeer):
         raise MalformedFrame("a UCX connection begins with an introduction")
     # First: what else another version says may mean something else.

@@ -201,13 +201,18 @@ def _never_free(thing: object) -> None:
 
 
 class UcxRuntime:
-    """A UCX context and worker, its progress thread and the thread that wakes the loop. Made inside the running loop.
+    """A UCX context and worker, its progress thread and the thread that wakes the loop.
+
+    Made inside the running loop, or in another thread for `loop`.
 
     `carriers` is UCX's list of transports ("all", "tcp,self", "sm,self" ...), for measurements and tests.
     """
 
-    def __init__(self, *, carriers: str = "all") -> None:
-        """Takes some 30 ms. Raises `ConfigError` when UCXX is missing or finds nothing to work with."""
+    def __init__(self, *, carriers: str = "all", loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Takes some 30 ms, 400 if UCXX has to be imported first.
+
+        Raises `ConfigError` when UCXX is missing or finds nothing to work with.
+        """
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         try:
@@ -215,7 +220,7 @@ class UcxRuntime:
         except ImportError:
             raise ConfigError("kv_transport: ucx needs the extra: pip install 'sangam[ucx]'") from None
         self._ucx = ucx
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         try:
             features = (ucx.Feature.WAKEUP, ucx.Feature.TAG, ucx.Feature.RMA)
             context = ucx.UCXContext({"TLS": carriers}, feature_flags=features)

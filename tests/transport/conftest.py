@@ -56,7 +56,7 @@ def _refused(pid: int, local: Spans, remote: Spans) -> None:
 def _fallen_back() -> KvTransport:
     """Tries the direct path, may not, and goes on over TCP."""
     return AutoTransport(
-        runtime=None,
+        ucx=None,
         read=_refused,
         connect_timeout_s=PATIENCE_S,
         handshake_timeout_s=PATIENCE_S,
