@@ -1,4 +1,4 @@
-"""The transports between processes that the fault tests run over; UCX also with each of its carriers alone."""
+"""The transports between processes that the fault tests run over; UCX as it is (shared memory here), and over TCP."""
 
 from __future__ import annotations
 
@@ -14,5 +14,4 @@ KINDS: dict[str, Callable[[], SocketTransport]] = {
     "tcp": TcpTransport,
     "ucx": UcxTransport,
     "ucx-tcp": lambda: UcxTransport(carriers="tcp,self"),
-    "ucx-shm": lambda: UcxTransport(carriers="sm,self"),
 }

@@ -34,7 +34,7 @@ async def test_a_worker_registers_what_it_is() -> None:
         assert scheduler_of(prefill).scheduler.registered == [spec.life]
         assert (spec.role, spec.pages_total, spec.page_size_tokens) == (Role.PREFILL, 64, 16)
         assert (spec.model_id, spec.max_canvas_tokens) == ("llada-gqa", 512)
-        assert spec.kv_transport == "tcp"
+        assert spec.kv_transport == "direct+ucx"
         for address in (spec.address, spec.kv_address):
             host, _, port = address.rpartition(":")
             assert host == "127.0.0.1" and int(port) > 0
