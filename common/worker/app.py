@@ -18,7 +18,14 @@ from common.core.ids import BlockAttempt, Role, WorkerId, WorkerLife
 from common.core.worker import WorkerCore
 from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_effects import WorkerEffect
-from common.core.worker_events import IterationCompleted, KvReleased, KvSendEnded, KvSendStarted, LifeEnded
+from common.core.worker_events import (
+    IterationCompleted,
+    KvReleased,
+    KvSendEnded,
+    KvSendStarted,
+    LifeEnded,
+    WorkCancelled,
+)
 from common.core.worker_view import WorkerView
 from common.engine.engine import Engine
 from common.errors import ConfigError, Reason
@@ -270,8 +277,12 @@ class WorkerApp:
         log.warning("%s starts life %d", self._life.worker_id, incarnation)
 
     def on_release_kv(self, attempt: BlockAttempt) -> None:
-        """Nobody will come for that K/V."""
-        self._core_loop.feed(KvReleased(attempt=attempt))
+        """Nobody will come for that K/V, nor for what its prefill is still to compute.
+
+        A prefill that is cancelled may end between this word and the end of its call, which comes another way: what it
+        then left would stay until its lease runs out.
+        """
+        self._core_loop.feed(WorkCancelled(attempt=attempt))
 
     def on_drain(self) -> None:
         """End as a SIGTERM would."""

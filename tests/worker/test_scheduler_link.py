@@ -145,6 +145,24 @@ async def test_released_kv_is_given_up_and_said_to_be_gone() -> None:
         assert prefill.app.view().idle
 
 
+async def test_kv_released_before_it_is_there_is_never_kept() -> None:
+    """A cancelled prefill ends after the scheduler's word of release and before the end of its call."""
+    async with workers(Role.PREFILL) as (prefill,):
+        scheduler, work = scheduler_of(prefill).scheduler, block_work(SPEC)
+        prefill.engine.hold()
+        call = prefill.request_prefill(work)
+        await prefill.engine.until_held()
+        order = scheduler_pb2.HeartbeatResponse(release_kv=[block_attempt_to_proto(work.attempt)])
+        scheduler.order("prefill-0", order)
+        await eventually(lambda: prefill.app.view().zombies == (work.attempt,))
+        prefill.engine.release()
+        await eventually(lambda: prefill.app.view().idle)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not prefill.app.view().retained
+
+
 async def test_a_lease_that_runs_out_is_said_to_be_gone() -> None:
     async with workers(Role.PREFILL, kv_lease_s=0.05) as (prefill,):
         scheduler, work = scheduler_of(prefill).scheduler, block_work(SPEC)
