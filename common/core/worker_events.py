@@ -62,7 +62,7 @@ class IterationCompleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvReleased:
-    """The K/V retained for this attempt is no longer needed: the peer has it all, or the scheduler said so."""
+    """The K/V retained for this attempt is no longer needed: the peer has it all."""
 
     attempt: BlockAttempt
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from typing import Self
 
 from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.errors import InvalidRequest, Reason, WireError
@@ -125,20 +126,26 @@ class Refusal:
         return cls(error=WireError(known.get(name, Reason.INTERNAL), message))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ack:
-    """The reader holds every byte and all checksums were right."""
+class _Word:
+    """A message that is said by its kind alone."""
+
+    __slots__ = ()
 
     def encode(self) -> bytes:
         """Payload bytes: none."""
         return b""
 
     @classmethod
-    def decode(cls, payload: bytes) -> Ack:
+    def decode(cls, payload: bytes) -> Self:
         """Inverse of `encode`; raises `MalformedFrame`."""
         if payload:
             raise MalformedFrame("trailing bytes")
         return cls()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack(_Word):
+    """The reader holds every byte and all checksums were right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,19 +180,8 @@ class UcxPeer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakesMemory:
+class TakesMemory(_Word):
     """The reader takes the bytes of this connection's reads out of the owner's memory itself, by UCX."""
-
-    def encode(self) -> bytes:
-        """Payload bytes: none."""
-        return b""
-
-    @classmethod
-    def decode(cls, payload: bytes) -> TakesMemory:
-        """Inverse of `encode`; raises `MalformedFrame`."""
-        if payload:
-            raise MalformedFrame("trailing bytes")
-        return cls()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
