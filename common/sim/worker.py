@@ -27,7 +27,6 @@ from common.core.worker_config import WorkerCoreConfig
 from common.core.worker_events import (
     DecodeRequested,
     IterationCompleted,
-    KvReleased,
     LifeEnded,
     PrefillRequested,
     WorkCancelled,
@@ -150,8 +149,8 @@ class SimWorker:
             self.feed(WorkCancelled(attempt=attempt))
 
     def release_kv(self, attempt: BlockAttempt) -> None:
-        """The scheduler says that nobody will come for this K/V."""
-        self.feed(KvReleased(attempt=attempt))
+        """The scheduler says that nobody will come for this K/V, nor for what its prefill is still to compute."""
+        self.feed(WorkCancelled(attempt=attempt))
 
     def fence(self, life: WorkerLife) -> None:
         """The scheduler has given this life up: drop its work, live another."""
