@@ -15,7 +15,7 @@ from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.transport.base import KvProvider, KvSink
 from common.transport.byte_stream import ByteStream
-from common.transport.direct_owner import OwnMemory, serve_direct
+from common.transport.direct_owner import serve_direct
 from common.transport.direct_reader import DirectConnection, NoDirectPath, Reach
 from common.transport.fetches import Delivery
 from common.transport.frames import FrameDecoder, FrameKind
@@ -61,11 +61,10 @@ class AutoTransport(SocketTransport):
         super().__init__(**limits)  # type: ignore[arg-type]  # max_reads alone is a whole number
         self.name = _WITHOUT_UCX if ucx is None else _WITH_UCX
         self._ucx = ucx
-        machine = machine or this_machine()
-        self._own = OwnMemory(machine)
-        reach = Reach(machine=machine, read=read)
+        self._machine = machine or this_machine()
+        reach = Reach(machine=self._machine, read=read)
         self._kept_direct = self._keep_connections(
-            "direct", lambda address, timeout_s: DirectConnection.open(address, reach, timeout_s)
+            "direct", lambda handle, timeout_s: DirectConnection.open(handle, reach, timeout_s)
         )
         self._kept_tcp = self._keep_connections("tcp", TcpConnection.open)
         self._kept_ucx: KeptConnections[Any] = self._kept_tcp
@@ -86,7 +85,7 @@ class AutoTransport(SocketTransport):
         decoder = FrameDecoder(frozenset(kinds))
         hello = await first_frame(stream, decoder, self._limits)
         if isinstance(hello, DirectHello):
-            await serve_direct(hello, stream, decoder, provider, self._limits, self._own)
+            await serve_direct(hello, stream, decoder, provider, self._limits, self._machine)
         elif isinstance(hello, UcxPeer):
             await self._serve_ucx(hello, stream, provider)
         elif isinstance(hello, ReadRequest):
@@ -98,16 +97,16 @@ class AutoTransport(SocketTransport):
         if (runtime := await self._started_ucx()) is not None:
             await serve_peer(hello, stream, provider, self._limits, runtime)
             return
-        refusal = Refusal(error=WireError(Reason.LAYOUT_MISMATCH, "UCX does not start at the owner"))
+        refusal = Refusal(error=WireError(Reason.LAYOUT_MISMATCH, "UCX does not start at the owner"), number=0)
         try:
             await stream.say(refusal, stall_timeout_s=self._limits.stall_timeout_s)
         except WireError as error:
             _log.debug("KV connection ends: %s", error)
 
-    async def _open_ucx(self, address: str, timeout_s: float) -> UcxConnection:
+    async def _open_ucx(self, handle: KvHandle, timeout_s: float) -> UcxConnection:
         if (runtime := await self._started_ucx()) is None:
             raise NoUcxPath("UCX does not start at the reader")
-        return await UcxConnection.open(address, runtime, timeout_s)
+        return await UcxConnection.open(handle, runtime, timeout_s)
 
     async def _started_ucx(self) -> UcxRuntime | None:
         return None if self._ucx is None else await self._ucx.runtime()

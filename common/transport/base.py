@@ -8,6 +8,7 @@ Called by the *reader* (the worker that will decode):
 Called by either, at the end:
     `KvTransport.aclose`                stop listening, end every read and fetch
 Called by the *transport* on the owner:
+    `KvProvider.life`                   when a reader would have proof of whose memory it reads
     `KvProvider.until_begun`            an early reader asks: wait until there is something to read
     `KvProvider.open_read`              a reader asks; refuse it, or lend the pages
     `KvReadLease.in_runs`               perhaps, before the first layer: a carrier that takes memory in runs
@@ -155,6 +156,11 @@ class KvReadLease(Protocol):
 
 class KvProvider(Protocol):
     """What an owner offers to its transport."""
+
+    @property
+    def life(self) -> WorkerLife:
+        """The life that this process lives now, as its handles name it."""
+        ...
 
     @property
     def in_host_memory(self) -> bool:

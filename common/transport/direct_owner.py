@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
-
-import numpy as np
 
 from common.errors import Reason, WireError
 from common.transport.base import KvProvider, KvReadLease
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import DataFrame, FrameDecoder, encode_control
-from common.transport.memory_run import MAX_SPANS, Gathered, MemoryRun, address_of
-from common.transport.messages import MAX_LENT_BYTES, NONCE_BYTES, DirectHello, DirectOffer, Lent, Refusal, Trailer
+from common.transport.memory_proof import HeldProof
+from common.transport.memory_run import MAX_SPANS, Gathered, MemoryRun
+from common.transport.messages import MAX_LENT_BYTES, DirectHello, DirectOffer, Lent, Refusal, Trailer
 from common.transport.owner_session import OwnerLimits, OwnerSession
 from common.transport.process_memory import Machine
 
@@ -26,41 +24,33 @@ FIRST_LENT_BYTES = MAX_LENT_BYTES // 2
 """Most bytes that the first `Lent` of a read tells of."""
 
 
-class OwnMemory:
-    """What an owner tells of its process, so that a reader can see whether it reads the right one."""
-
-    def __init__(self, machine: Machine | None) -> None:
-        """`machine`: where this process runs, as far as is known."""
-        self._machine = machine
-        self._nonce = np.frombuffer(secrets.token_bytes(NONCE_BYTES), dtype=np.uint8)
-
-    def offer_to(self, reader: Machine) -> DirectOffer | None:
-        """How to read this process from `reader`; None where another kernel is in between."""
-        if self._machine is None or reader.boot_id != self._machine.boot_id:
-            return None
-        nonce = self._nonce.data
-        return DirectOffer(
-            machine=self._machine, pid=os.getpid(), nonce_address=address_of(nonce), nonce=nonce.tobytes()
-        )
-
-
 async def serve_direct(
     hello: DirectHello,
     stream: ByteStream,
     decoder: FrameDecoder,
     provider: KvProvider,
     limits: OwnerLimits,
-    own: OwnMemory,
+    machine: Machine | None,
 ) -> None:
-    """Serve a connection whose reader would read this process' memory, or tell it that it cannot."""
-    offer = own.offer_to(hello.machine) if provider.in_host_memory else None
-    answer = offer or Refusal(error=WireError(Reason.LAYOUT_MISMATCH, "this owner's memory is not within reach"))
+    """Serve a connection whose reader would read this process' memory, or tell it that it cannot.
+
+    `machine`: where this process runs, as far as is known. From another machine its memory is out of reach.
+    """
+    # It has to lie there until the reader has looked: it does while this connection is served.
+    proof = HeldProof(hello.nonce, provider.life)
+    within_reach = provider.in_host_memory and machine is not None and machine.boot_id == hello.machine.boot_id
+    answer: DirectOffer | Refusal
+    if machine is not None and within_reach:
+        answer = DirectOffer(machine=machine, pid=os.getpid(), proof_address=proof.address)
+    else:
+        out_of_reach = WireError(Reason.LAYOUT_MISMATCH, "this owner's memory is not within reach")
+        answer = Refusal(error=out_of_reach, number=0)
     try:
         await stream.say(answer, stall_timeout_s=limits.stall_timeout_s)
     except WireError as error:
         _log.debug("KV connection ends: %s", error)
         return
-    if offer is not None:
+    if isinstance(answer, DirectOffer):
         await serve_lent(stream, decoder, provider, limits)
 
 

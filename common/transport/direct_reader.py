@@ -7,13 +7,13 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
+from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.transport.base import KvSink
 from common.transport.byte_stream import ByteStream
 from common.transport.fetches import Received
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind
+from common.transport.memory_proof import Challenge
 from common.transport.memory_run import Gathered, MemoryRun, Spans
 from common.transport.messages import (
     MAX_LENT_BYTES,
@@ -68,18 +68,19 @@ class DirectConnection:
         self.delivering = False
 
     @classmethod
-    async def open(cls, address: str, reach: Reach, timeout_s: float) -> DirectConnection:
-        """Connect, and see that the owner's memory is within reach.
+    async def open(cls, handle: KvHandle, reach: Reach, timeout_s: float) -> DirectConnection:
+        """Connect to the owner that `handle` names, and see that its memory, and nobody else's, is within reach.
 
         Raises `NoDirectPath` when it is not, `WireError` PEER_LOST when that takes longer than `timeout_s`.
         """
         if reach.machine is None:
             raise NoDirectPath("this machine does not say which it is")
+        challenge = Challenge(handle.owner)
         try:
             async with asyncio.timeout(timeout_s):
-                stream = await connect(address, timeout_s)
+                stream = await connect(handle.address, timeout_s)
                 try:
-                    return await cls._introduce(stream, reach.machine, reach.read)
+                    return await cls._introduce(stream, challenge, reach.machine, reach.read)
                 except BaseException:
                     stream.close()
                     raise
@@ -87,8 +88,10 @@ class DirectConnection:
             raise WireError(Reason.PEER_LOST, f"the KV peer did not answer within {timeout_s} s") from None
 
     @classmethod
-    async def _introduce(cls, stream: ByteStream, machine: Machine, read: ReadMemory) -> DirectConnection:
-        await stream.say(DirectHello(machine=machine), stall_timeout_s=None)
+    async def _introduce(
+        cls, stream: ByteStream, challenge: Challenge, machine: Machine, read_process: ReadMemory
+    ) -> DirectConnection:
+        await stream.say(DirectHello(machine=machine, nonce=challenge.nonce), stall_timeout_s=None)
         decoder = FrameDecoder(
             frozenset({FrameKind.DIRECT_OFFER, FrameKind.ACCEPT, FrameKind.LENT, FrameKind.TRAILER, FrameKind.REFUSAL})
         )
@@ -97,8 +100,11 @@ class DirectConnection:
             raise NoDirectPath(offer.error.message)
         if not isinstance(offer, DirectOffer):
             raise MalformedFrame("a direct connection begins with an offer")
-        _prove(offer, machine, read)
-        return cls(stream, decoder, functools.partial(read, offer.pid))
+        if offer.machine != machine:
+            raise NoDirectPath("it has another PID namespace", one_machine=True)
+        read = functools.partial(read_process, offer.pid)
+        expect_proof(challenge, offer.proof_address, read)
+        return cls(stream, decoder, read)
 
     @property
     def reusable(self) -> bool:
@@ -191,6 +197,16 @@ class _Landing:
         return target, range(full_before, self.taken_bytes // self._layer_bytes)
 
 
+def expect_proof(challenge: Challenge, address: int, read: Callable[[Spans, Spans], None]) -> None:
+    """Raise `NoDirectPath` unless `read` finds the proof of the owner that is challenged: then it reads its memory."""
+    try:
+        met = challenge.met_at(address, read)
+    except OSError as error:
+        raise NoDirectPath(f"reading its memory fails: {error.strerror}", one_machine=True) from None
+    if not met:
+        raise NoDirectPath("what can be read from here is not its memory", one_machine=True)
+
+
 def _expect_lent(frame: ControlMessage | DataFrame, landing: _Landing) -> Lent:
     """The frame, if it lends what comes next; raises the owner's refusal when that comes instead."""
     if isinstance(frame, Refusal):
@@ -200,18 +216,3 @@ def _expect_lent(frame: ControlMessage | DataFrame, landing: _Landing) -> Lent:
     if frame.spans.size_bytes > landing.left_bytes:
         raise MalformedFrame(f"{frame.spans.size_bytes} bytes do not fit")
     return frame
-
-
-def _prove(offer: DirectOffer, machine: Machine, read: ReadMemory) -> None:
-    """Raise `NoDirectPath` unless the owner is on `machine`, and its nonce is found where it says."""
-    if offer.machine != machine:
-        raise NoDirectPath("it has another PID namespace", one_machine=True)
-    found = np.zeros(len(offer.nonce), dtype=np.uint8)
-    landing = MemoryRun(found.data, [0], [len(found)])
-    remote = Spans(np.array([[offer.nonce_address, len(found)]], dtype=np.uint64))
-    try:
-        read(offer.pid, landing.spans, remote)
-    except OSError as error:
-        raise NoDirectPath(f"reading its memory fails: {error.strerror}", one_machine=True) from None
-    if found.tobytes() != offer.nonce:
-        raise NoDirectPath("its process number is somebody else's here", one_machine=True)

@@ -53,9 +53,9 @@ class KeptConnections(Generic[C]):
     it, a fresh one decides whether the peer is lost.
     """
 
-    def __init__(self, path: str, connect: Callable[[str, float], Awaitable[C]]) -> None:
-        """`connect` takes an address (host:port) and seconds to be there; raises `WireError` PEER_LOST. `path` is the
-        name of what its connections carry payloads by."""
+    def __init__(self, path: str, connect: Callable[[KvHandle, float], Awaitable[C]]) -> None:
+        """`connect` takes a handle, of whose owner it makes sure if it can, and seconds to be there; raises `WireError`
+        PEER_LOST. `path` is the name of what its connections carry payloads by."""
         self.path = path
         self._connect = connect
         # Oldest first, over all owners: the order in which they go when there are too many.
@@ -71,7 +71,7 @@ class KeptConnections(Generic[C]):
             except WireError as error:
                 if kept.delivering or error.reason is not Reason.PEER_LOST:
                     raise
-        fresh = await self._connect(handle.address, connect_timeout_s)
+        fresh = await self._connect(handle, connect_timeout_s)
         return await self._read_over(fresh, owner, request, sink)
 
     async def forget(self, life: WorkerLife) -> None:

@@ -4,8 +4,9 @@ A reader sends `ReadRequest`; the owner answers `Accept`, then data, then `Trail
 the reader ends with an acknowledgement. Over UCX both sides first introduce themselves with `UcxPeer`, and the data is
 replaced by a `Delivered` for each piece that UCX has moved. A reader that takes the bytes out of the owner's memory
 begins with `DirectHello`, the owner answers `DirectOffer` or `Refusal`, and the data is replaced by `Lent`s; one that
-does so by UCX says `TakesMemory` after the introductions. Payloads are little-endian structs followed by UTF-8 strings
-with a 16-bit length: decoding looks at nothing but the bytes given and raises `MalformedFrame` on any surprise.
+does so by UCX says `TakesMemory` after the introductions. A refusal names the request that it answers: on a connection
+that is kept, the one of the last read may cross the next request. Payloads are little-endian structs followed by UTF-8
+strings with a 16-bit length: decoding looks at nothing but the bytes given and raises `MalformedFrame` on any surprise.
 """
 
 from __future__ import annotations
@@ -18,25 +19,24 @@ from typing import Self
 from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.errors import InvalidRequest, Reason, WireError
 from common.transport.base import MAX_TRAILER_BYTES, KvReadRequest
+from common.transport.memory_proof import NONCE_BYTES, PROOF_BYTES
 from common.transport.memory_run import Spans
 from common.transport.process_memory import Machine
 
 MAX_CONTROL_BYTES = MAX_TRAILER_BYTES + 8
 """Longest payload of a control frame; nothing larger is ever allocated on a peer's word."""
 
-_REQUEST = struct.Struct("<IIQId?")
+_REQUEST = struct.Struct("<QIIQId?")
+_REFUSAL = struct.Struct("<Q")
 _ACCEPT = struct.Struct("<IQ")
 _STRING = struct.Struct("<H")
-_PEER = struct.Struct("<QII")
+_PEER = struct.Struct("<QQIII")
 _DELIVERED = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
 _TRAILER = struct.Struct("<d")
 _OFFER = struct.Struct("<IQ")
 _LENT = struct.Struct("<QQQ")
 _MAX_MESSAGE_BYTES = 1024
-
-NONCE_BYTES = 32
-"""What a reader must find in its owner's memory before it believes anything else it finds there."""
 
 MAX_LENT_BYTES = 2 << 20
 """Most bytes that one `Lent` tells of: what one turn of the event loop sums, or copies and sums (0.7 ms)."""
@@ -51,8 +51,12 @@ class MalformedFrame(WireError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
-    """First frame of a read. The reader gives up `timeout_s` seconds after it asked, so the owner may too."""
+    """First frame of a read. The reader gives up `timeout_s` seconds after it asked, so the owner may too.
 
+    `number` is one that no other request on the connection has, above 0.
+    """
+
+    number: int
     read: KvReadRequest
     timeout_s: float
 
@@ -60,7 +64,13 @@ class ReadRequest:
         """Payload bytes; raises `InvalidRequest` when the request id is too long for a control frame."""
         read = self.read
         head = _REQUEST.pack(
-            read.attempt.block, read.attempt.attempt, read.owner.incarnation, read.pages, self.timeout_s, read.early
+            self.number,
+            read.attempt.block,
+            read.attempt.attempt,
+            read.owner.incarnation,
+            read.pages,
+            self.timeout_s,
+            read.early,
         )
         texts = (read.attempt.request_id, read.owner.worker_id, read.layout_fingerprint)
         payload = head + b"".join(map(_pack_string, texts))
@@ -71,11 +81,12 @@ class ReadRequest:
     @classmethod
     def decode(cls, payload: bytes) -> ReadRequest:
         """Inverse of `encode`; raises `MalformedFrame`."""
-        block, attempt, incarnation, pages, timeout_s, early = _unpack(_REQUEST, payload)
+        number, block, attempt, incarnation, pages, timeout_s, early = _unpack(_REQUEST, payload)
         request_id, worker_id, fingerprint = _unpack_strings(payload[_REQUEST.size :], 3)
         if not (math.isfinite(timeout_s) and timeout_s > 0.0):
             raise MalformedFrame("timeout out of range")
         return cls(
+            number=number,
             read=KvReadRequest(
                 attempt=BlockAttempt(RequestId(request_id), block, attempt),
                 owner=WorkerLife(WorkerId(worker_id), incarnation),
@@ -109,21 +120,24 @@ class Accept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The owner ends the read for this reason."""
+    """The owner ends the read that request `number` began, or (0) refuses what the connection began with; for this
+    reason."""
 
     error: WireError
+    number: int
 
     def encode(self) -> bytes:
         """Payload bytes; a long message is cut, metadata does not travel."""
         message = self.error.message.encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
-        return _pack_string(self.error.reason.value) + _pack_string(message)
+        return _REFUSAL.pack(self.number) + _pack_string(self.error.reason.value) + _pack_string(message)
 
     @classmethod
     def decode(cls, payload: bytes) -> Refusal:
         """Inverse of `encode`; a reason this version does not know reads as INTERNAL. Raises `MalformedFrame`."""
-        name, message = _unpack_strings(payload, 2)
+        (number,) = _unpack(_REFUSAL, payload)
+        name, message = _unpack_strings(payload[_REFUSAL.size :], 2)
         known = {reason.value: reason for reason in Reason}
-        return cls(error=WireError(known.get(name, Reason.INTERNAL), message))
+        return cls(error=WireError(known.get(name, Reason.INTERNAL), message), number=number)
 
 
 class _Word:
@@ -150,33 +164,48 @@ class Ack(_Word):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UcxPeer:
-    """How to reach the sender's UCX worker. `first_tag` numbers the pieces of this connection (the reader draws it);
-    with `memory_key`, if it is not empty, a reader may reach the owner's memory.
+    """How to reach the sender's UCX worker. `first_tag` numbers the pieces of this connection (the reader draws it).
 
-    UCX aborts the process over an address of another format, so `ucx_version` ("1.21") goes first.
+    A reader adds a `nonce`; an owner whose memory can be read the `memory_key` that this takes, and the `proof_address`
+    where it holds its answer to the nonce. UCX aborts the process over an address of another format, so `ucx_version`
+    ("1.21") goes first.
     """
 
     ucx_version: str
     worker_address: bytes
     first_tag: int
+    nonce: bytes = b""
     memory_key: bytes = b""
+    proof_address: int = 0
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        head = _PEER.pack(self.first_tag, len(self.worker_address), len(self.memory_key))
-        return head + self.worker_address + self.memory_key + _pack_string(self.ucx_version)
+        blobs = (self.worker_address, self.memory_key, self.nonce)
+        head = _PEER.pack(self.first_tag, self.proof_address, *map(len, blobs))
+        return head + b"".join(blobs) + _pack_string(self.ucx_version)
 
     @classmethod
     def decode(cls, payload: bytes) -> UcxPeer:
         """Inverse of `encode`; raises `MalformedFrame`."""
-        first_tag, address_bytes, key_bytes = _unpack(_PEER, payload)
-        key_start = _PEER.size + address_bytes
-        end = key_start + key_bytes
-        if address_bytes == 0 or end > len(payload):
+        first_tag, proof_address, *lengths = _unpack(_PEER, payload)
+        blobs, end = [], _PEER.size
+        for length in lengths:
+            blobs.append(payload[end : end + length])
+            end += length
+        worker_address, memory_key, nonce = blobs
+        if not worker_address or end > len(payload):
             raise MalformedFrame("no UCX worker address")
+        if len(nonce) not in (0, NONCE_BYTES) or proof_address + PROOF_BYTES > 1 << 64:
+            raise MalformedFrame("no challenge, and no answer to one")
         (ucx_version,) = _unpack_strings(payload[end:], 1)
-        address, key = payload[_PEER.size : key_start], payload[key_start:end]
-        return cls(ucx_version=ucx_version, worker_address=address, first_tag=first_tag, memory_key=key)
+        return cls(
+            ucx_version=ucx_version,
+            worker_address=worker_address,
+            first_tag=first_tag,
+            nonce=nonce,
+            memory_key=memory_key,
+            proof_address=proof_address,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,42 +258,44 @@ class Trailer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectHello:
-    """A reader would take the bytes from the owner's memory, should that be within reach from its `machine`."""
+    """A reader would take the bytes from the owner's memory, should that be within reach from its `machine`, and should
+    the owner hold its answer to `nonce` there."""
 
     machine: Machine
-
-    def encode(self) -> bytes:
-        """Payload bytes."""
-        return _pack_machine(self.machine)
-
-    @classmethod
-    def decode(cls, payload: bytes) -> DirectHello:
-        """Inverse of `encode`; raises `MalformedFrame`."""
-        return cls(machine=_unpack_machine(payload))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DirectOffer:
-    """The owner is process `pid` of `machine`, as surely as it has `nonce` at `nonce_address` in its memory."""
-
-    machine: Machine
-    pid: int
-    nonce_address: int
     nonce: bytes
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        return _OFFER.pack(self.pid, self.nonce_address) + self.nonce + _pack_machine(self.machine)
+        return self.nonce + _pack_machine(self.machine)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> DirectHello:
+        """Inverse of `encode`; raises `MalformedFrame`."""
+        nonce = payload[:NONCE_BYTES]
+        if len(nonce) != NONCE_BYTES:
+            raise MalformedFrame("no nonce")
+        return cls(machine=_unpack_machine(payload[NONCE_BYTES:]), nonce=nonce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectOffer:
+    """The owner is process `pid` of `machine`, and holds its answer to the reader's nonce at `proof_address`."""
+
+    machine: Machine
+    pid: int
+    proof_address: int
+
+    def encode(self) -> bytes:
+        """Payload bytes."""
+        return _OFFER.pack(self.pid, self.proof_address) + _pack_machine(self.machine)
 
     @classmethod
     def decode(cls, payload: bytes) -> DirectOffer:
         """Inverse of `encode`; raises `MalformedFrame`."""
-        pid, nonce_address = _unpack(_OFFER, payload)
-        end = _OFFER.size + NONCE_BYTES
-        nonce = payload[_OFFER.size : end]
-        if len(nonce) != NONCE_BYTES or not 0 < pid < 1 << 31 or nonce_address + NONCE_BYTES > 1 << 64:
+        pid, proof_address = _unpack(_OFFER, payload)
+        if not 0 < pid < 1 << 31 or proof_address + PROOF_BYTES > 1 << 64:
             raise MalformedFrame("no process to read")
-        return cls(machine=_unpack_machine(payload[end:]), pid=pid, nonce_address=nonce_address, nonce=nonce)
+        return cls(machine=_unpack_machine(payload[_OFFER.size :]), pid=pid, proof_address=proof_address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,18 +156,18 @@ class OwnerSession(Generic[R]):
                 await self._until_begun(request, provider)
             lease = provider.open_read(request.read)
         except WireError as error:
-            await self._refuse(error)
+            await self._refuse(request, error)
             return False
         except Exception:
             # The provider is the owner's code and may fail in any way: one reader's call must not end the accept loop's
             # task group, and with it every other read.
             _log.exception("KV provider failed to open %s", request.read.attempt)
-            await self._refuse(WireError(Reason.INTERNAL, "internal error"))
+            await self._refuse(request, WireError(Reason.INTERNAL, "internal error"))
             return False
         failure = await self._lend(lease, request)
         if failure is not None:
             _log.info("KV read of %s ended: %s", request.read.attempt, failure)
-            await self._refuse(failure)
+            await self._refuse(request, failure)
         return failure is None
 
     async def _until_begun(self, request: ReadRequest, provider: KvProvider) -> None:
@@ -210,12 +210,13 @@ class OwnerSession(Generic[R]):
             finally:
                 lease.close(delivered=delivered)
 
-    async def _refuse(self, error: WireError) -> None:
+    async def _refuse(self, request: ReadRequest, error: WireError) -> None:
         """Tell the reader why, unless a frame is half sent or the peer is gone: then closing must do."""
         if self._stream.half_sent or error.reason is Reason.PEER_LOST:
             return
         try:
-            await self._stream.say(Refusal(error=error), stall_timeout_s=self._limits.stall_timeout_s)
+            refusal = Refusal(error=error, number=request.number)
+            await self._stream.say(refusal, stall_timeout_s=self._limits.stall_timeout_s)
         except WireError:
             _log.info("KV reader left before it heard: %s", error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from abc import ABC, abstractmethod
@@ -50,6 +51,7 @@ class SocketTransport(ABC):
         )
         self._max_reads = max_reads
         self._fetches = FetchTable()
+        self._request_numbers = itertools.count(1)
         self._pools: list[KeptConnections[Any]] = []
         self._server: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
@@ -64,7 +66,7 @@ class SocketTransport(ABC):
     async def _read(self, handle: KvHandle, request: ReadRequest, sink: KvSink, connect_timeout_s: float) -> Delivery:
         """One whole read. Raises as `KvTransport.fetch`, its timeout excepted."""
 
-    def _keep_connections(self, path: str, connect: Callable[[str, float], Awaitable[C]]) -> KeptConnections[C]:
+    def _keep_connections(self, path: str, connect: Callable[[KvHandle, float], Awaitable[C]]) -> KeptConnections[C]:
         """A pool of connections made by `connect`, which ends with the lives it reads from and with this transport."""
         pool = KeptConnections(path, connect)
         self._pools.append(pool)
@@ -97,7 +99,9 @@ class SocketTransport(ABC):
 
     async def fetch(self, *, handle: KvHandle, sink: KvSink, timeout_s: float, early: bool = False) -> Fetched:
         """See `KvTransport.fetch`."""
-        request = ReadRequest(read=KvReadRequest.of(handle, early=early), timeout_s=timeout_s)
+        request = ReadRequest(
+            number=next(self._request_numbers), read=KvReadRequest.of(handle, early=early), timeout_s=timeout_s
+        )
         read = self._read(handle, request, sink, min(self._connect_timeout_s, timeout_s))
         return await self._fetches.run(handle.owner, read, timeout_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.transport.address import resolve
 from common.transport.base import KvSink
@@ -27,9 +28,9 @@ class TcpConnection:
         self.delivering = False
 
     @classmethod
-    async def open(cls, address: str, timeout_s: float) -> TcpConnection:
-        """Connect; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
-        return cls(await connect(address, timeout_s))
+    async def open(cls, handle: KvHandle, timeout_s: float) -> TcpConnection:
+        """Connect to the owner; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
+        return cls(await connect(handle.address, timeout_s))
 
     @property
     def reusable(self) -> bool:
@@ -75,10 +76,15 @@ async def ask(stream: ByteStream, decoder: FrameDecoder, request: ReadRequest, s
 
 
 async def accepted(stream: ByteStream, decoder: FrameDecoder, request: ReadRequest) -> Accept:
-    """Say `request` and hear what the owner will send; raises its refusal, `MalformedFrame` for anything else."""
+    """Say `request` and hear what the owner will send; raises its refusal, `MalformedFrame` for anything else.
+
+    A refusal of an earlier read, which went well here, says nothing of this one but that the owner has left: PEER_LOST.
+    """
     await stream.say(request, stall_timeout_s=None)
     accept = await stream.receive(decoder)
     if isinstance(accept, Refusal):
+        if accept.number != request.number:
+            raise WireError(Reason.PEER_LOST, "the KV owner has ended this connection with an earlier read")
         raise accept.error
     if not isinstance(accept, Accept):
         raise MalformedFrame("data before it was agreed")

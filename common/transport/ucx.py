@@ -46,10 +46,10 @@ class UcxTransport(SocketTransport):
         super().__init__(**limits)  # type: ignore[arg-type]  # max_reads alone is a whole number
         self._runtime = UcxRuntime(carriers=carriers)
         self._kept = self._keep_connections(
-            self.name, lambda address, timeout_s: UcxConnection.open(address, self._runtime, timeout_s)
+            self.name, lambda handle, timeout_s: UcxConnection.open(handle, self._runtime, timeout_s)
         )
         self._kept_direct = self._keep_connections(
-            self.name, lambda address, timeout_s: UcxDirectConnection.open(address, self._runtime, timeout_s)
+            self.name, lambda handle, timeout_s: UcxDirectConnection.open(handle, self._runtime, timeout_s)
         )
         self._by_messages: OrderedDict[WorkerLife, None] = OrderedDict()
 

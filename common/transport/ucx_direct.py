@@ -5,11 +5,13 @@ It is the direct protocol (`direct_reader`), with UCX in the place of the system
 
 from __future__ import annotations
 
+from common.core.work import KvHandle
 from common.transport.base import KvSink
 from common.transport.byte_stream import ByteStream
-from common.transport.direct_reader import DirectConnection, NoDirectPath
+from common.transport.direct_reader import DirectConnection, NoDirectPath, expect_proof
 from common.transport.fetches import Received
 from common.transport.frames import FrameDecoder, FrameKind
+from common.transport.memory_proof import Challenge
 from common.transport.messages import ReadRequest, TakesMemory
 from common.transport.ucx_reader import introduced, opened
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime
@@ -23,20 +25,23 @@ class UcxDirectConnection:
         self._endpoint = endpoint
 
     @classmethod
-    async def open(cls, address: str, runtime: UcxRuntime, timeout_s: float) -> UcxDirectConnection:
+    async def open(cls, handle: KvHandle, runtime: UcxRuntime, timeout_s: float) -> UcxDirectConnection:
         """Connect and introduce each other.
 
-        Raises `NoDirectPath` when UCX cannot read the owner's memory, `WireError` PEER_LOST when that takes longer than
-        `timeout_s`.
+        Raises `NoDirectPath` when UCX cannot read the memory of the owner that `handle` names, `WireError` PEER_LOST
+        when that takes longer than `timeout_s`.
         """
-        return await opened(address, timeout_s, lambda stream: cls._introduce(stream, runtime))
+        challenge = Challenge(handle.owner)
+        return await opened(handle.address, timeout_s, lambda stream: cls._introduce(stream, runtime, challenge))
 
     @classmethod
-    async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime) -> UcxDirectConnection:
-        peer, endpoint = await introduced(stream, runtime)
+    async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime, challenge: Challenge) -> UcxDirectConnection:
+        peer, endpoint = await introduced(stream, runtime, nonce=challenge.nonce)
         try:
             if (memory := endpoint.peer_memory(peer.memory_key)) is None:
                 raise NoDirectPath("UCX sends messages there")
+            # UCX takes the process number, too, from what the owner has said of itself.
+            expect_proof(challenge, peer.proof_address, memory.read)
             # It leaves with the first request.
             await stream.say(TakesMemory(), stall_timeout_s=None, more=True)
         except BaseException:

@@ -18,6 +18,7 @@ from common.transport.byte_stream import ByteStream
 from common.transport.checksum import payload_checksum
 from common.transport.direct_owner import serve_lent
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind
+from common.transport.memory_proof import HeldProof
 from common.transport.messages import Delivered, ReadRequest, TakesMemory, Trailer, UcxPeer
 from common.transport.owner_session import OwnerLimits, OwnerSession, computed_run, first_frame
 from common.transport.tcp_owner import serve_inline
@@ -47,9 +48,11 @@ async def serve_peer(
 ) -> None:
     """Serve a connection whose reader has introduced its UCX worker: it takes payloads itself, or is sent them."""
     decoder = FrameDecoder(frozenset({FrameKind.TAKES_MEMORY, FrameKind.REQUEST, FrameKind.ACK}))
+    # It has to lie there until the reader has looked: it does while this connection is served.
+    proof = HeldProof(peer.nonce, provider.life) if provider.in_host_memory and peer.nonce else None
     try:
         async with asyncio.timeout(limits.handshake_timeout_s):
-            endpoint = await _introduce(peer, stream, limits, runtime, lends=provider.in_host_memory)
+            endpoint = await _introduce(peer, stream, limits, runtime, proof)
     except TimeoutError:
         _log.warning("KV connection dropped: UCX did not connect within %g s", limits.handshake_timeout_s)
         return
@@ -61,7 +64,7 @@ async def serve_peer(
     session = OwnerSession(stream=stream, decoder=decoder, limits=limits, payloads=payloads, open_layer=computed_run)
     try:
         first = await first_frame(stream, decoder, limits)
-        if isinstance(first, TakesMemory) and provider.in_host_memory:
+        if isinstance(first, TakesMemory) and proof is not None:
             await serve_lent(stream, decoder, provider, limits)
         elif isinstance(first, ReadRequest):
             await session.serve(provider, first=first)
@@ -70,12 +73,12 @@ async def serve_peer(
 
 
 async def _introduce(
-    peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime, *, lends: bool
+    peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime, proof: HeldProof | None
 ) -> UcxEndpoint:
     runtime.check_peer(peer)
     endpoint = await runtime.connect(peer.worker_address)
     try:
-        await stream.say(runtime.introduction(peer.first_tag, lends=lends), stall_timeout_s=limits.stall_timeout_s)
+        await stream.say(runtime.introduction(peer.first_tag, proof=proof), stall_timeout_s=limits.stall_timeout_s)
     except BaseException:
         await endpoint.abort([])
         raise

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
+from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.racing import race
 from common.transport.base import KvSink
@@ -56,13 +57,14 @@ async def opened(address: str, timeout_s: float, introduce: Callable[[ByteStream
         raise WireError(Reason.PEER_LOST, f"the KV peer did not answer within {timeout_s} s") from None
 
 
-async def introduced(stream: ByteStream, runtime: UcxRuntime) -> tuple[UcxPeer, UcxEndpoint]:
-    """The owner at the other end, and an endpoint to it. `UcxPeer.first_tag` is the one that this side has drawn.
+async def introduced(stream: ByteStream, runtime: UcxRuntime, *, nonce: bytes = b"") -> tuple[UcxPeer, UcxEndpoint]:
+    """The owner at the other end, and an endpoint to it. `UcxPeer.first_tag` is the one that this side has drawn; with
+    a `nonce` the owner says, if it can, how to read its memory.
 
     Raises `NoUcxPath` when the owner says that it has no UCX.
     """
     first_tag = secrets.randbits(64)
-    await stream.say(runtime.introduction(first_tag), stall_timeout_s=None)
+    await stream.say(runtime.introduction(first_tag, nonce=nonce), stall_timeout_s=None)
     peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER, FrameKind.REFUSAL})))
     if isinstance(peer, Refusal):
         raise NoUcxPath(peer.error.message)
@@ -95,9 +97,9 @@ class UcxConnection:
         self.delivering = False
 
     @classmethod
-    async def open(cls, address: str, runtime: UcxRuntime, timeout_s: float) -> UcxConnection:
+    async def open(cls, handle: KvHandle, runtime: UcxRuntime, timeout_s: float) -> UcxConnection:
         """Connect and introduce each other; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
-        return await opened(address, timeout_s, lambda stream: cls._introduce(stream, runtime))
+        return await opened(handle.address, timeout_s, lambda stream: cls._introduce(stream, runtime))
 
     @classmethod
     async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime) -> UcxConnection:

@@ -32,6 +32,7 @@ from typing import Any
 
 from common.errors import ConfigError, Reason, WireError
 from common.racing import outlive
+from common.transport.memory_proof import HeldProof
 from common.transport.messages import UcxPeer
 from common.transport.ucx_memory import OwnMemory, PeerMemory, reads_memory
 
@@ -236,10 +237,18 @@ class UcxRuntime:
         self._notifier = threading.Thread(target=self._notify, name="kv-ucx-notifier", daemon=True)
         self._notifier.start()
 
-    def introduction(self, first_tag: int, *, lends: bool = False) -> UcxPeer:
-        """What a peer must know to move bytes to or from this worker, and if this `lends`, out of its memory."""
-        key = self._memory.key if self._memory is not None and lends else b""
-        return UcxPeer(ucx_version=self._version, worker_address=self._address, first_tag=first_tag, memory_key=key)
+    def introduction(self, first_tag: int, *, nonce: bytes = b"", proof: HeldProof | None = None) -> UcxPeer:
+        """What a peer must know to move bytes to or from this worker; a reader's `nonce`, or an owner's answer to one:
+        then its memory can be read, too, for as long as `proof` lives."""
+        lends = self._memory is not None and proof is not None
+        return UcxPeer(
+            ucx_version=self._version,
+            worker_address=self._address,
+            first_tag=first_tag,
+            nonce=nonce,
+            memory_key=self._memory.key if self._memory is not None and lends else b"",
+            proof_address=proof.address if proof is not None and lends else 0,
+        )
 
     def check_peer(self, peer: UcxPeer) -> None:
         """Raise `WireError` LAYOUT_MISMATCH unless this UCX can read the peer's address."""

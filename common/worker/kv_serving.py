@@ -63,6 +63,11 @@ class KvServing:
         return self._is_read_early
 
     @property
+    def life(self) -> WorkerLife:
+        """See `KvProvider.life`."""
+        return self._life()
+
+    @property
     def in_host_memory(self) -> bool:
         """See `KvProvider.in_host_memory`."""
         return self._staging.on_host

@@ -143,6 +143,7 @@ class MemoryProvider:
         self.refusal: Exception | None = None
         self.begun: asyncio.Event | None = None
         self.in_host_memory = True
+        self.life = OWNER
 
     def lend(self, layers_data: Sequence[bytes], number: int = 0, **cut: int) -> MemoryLease:
         lease = self.leases[attempt(number)] = MemoryLease(layers_data, **cut)

@@ -11,7 +11,7 @@ import os
 import sys
 
 from common.transport.base import KvReadRequest
-from tests.transport.doubles import MemoryLease, random_layers
+from tests.transport.doubles import OWNER, MemoryLease, random_layers
 from tests.transport.kinds import KINDS
 
 
@@ -21,6 +21,7 @@ class EndlessProvider:
         self._at_check = at_check
         self._signal = signal_number
 
+    life = OWNER
     in_host_memory = True
 
     async def until_begun(self, request: KvReadRequest) -> None:

@@ -19,12 +19,13 @@ from xxhash import xxh3_64_intdigest
 
 from common.errors import Reason, WireError
 from common.transport.direct import DirectTransport
-from common.transport.frames import encode_control
+from common.transport.frames import HEADER_BYTES, encode_control
+from common.transport.memory_proof import HeldProof
 from common.transport.memory_run import MAX_SPANS, Spans
-from common.transport.messages import MAX_LENT_BYTES, NONCE_BYTES, DirectOffer, Lent, Refusal
+from common.transport.messages import MAX_LENT_BYTES, DirectHello, DirectOffer, Lent
 from common.transport.process_memory import Machine, read_memory, this_machine
 from common.transport.socket_transport import SocketTransport
-from tests.transport.doubles import MemoryProvider, MemorySink, Scattered, handle_for, random_layers
+from tests.transport.doubles import OWNER, MemoryProvider, MemorySink, Scattered, handle_for, random_layers
 from tests.transport.test_transport_processes import LAYER_BYTES, LAYERS, SOON_S, new_sink, owner_process
 from tests.transport.wire_peer import accept_frame, read_frame, scripted_owner, trailer_frame
 
@@ -171,11 +172,14 @@ async def test_what_a_stopped_owner_has_lent_can_still_be_read() -> None:
 # Owners that lie.
 
 
-def offer_frame(nonce: np.ndarray, told: bytes | None = None) -> bytes:
-    """This process is the owner, and proves it; or not, when `told` is not what is found there."""
-    told = told or nonce.tobytes()
-    offer = DirectOffer(machine=HERE, pid=os.getpid(), nonce_address=nonce.ctypes.data, nonce=told)
-    return encode_control(offer)
+def offer_frame(proof: HeldProof) -> bytes:
+    """This process is the owner, and holds the proof."""
+    return encode_control(DirectOffer(machine=HERE, pid=os.getpid(), proof_address=proof.address))
+
+
+def proof_for(hello: bytes) -> HeldProof:
+    """An honest owner's answer to that frame."""
+    return HeldProof(DirectHello.decode(hello[HEADER_BYTES:]).nonce, OWNER)
 
 
 def lent_frame(offset_bytes: int, source: Scattered, *, wrong: int = 0) -> bytes:
@@ -183,7 +187,6 @@ def lent_frame(offset_bytes: int, source: Scattered, *, wrong: int = 0) -> bytes
     return encode_control(Lent(offset_bytes=offset_bytes, payload_sum=payload_sum, spans=source.run.spans))
 
 
-NONCE = np.arange(NONCE_BYTES, dtype=np.uint8)
 LAYER = 64
 DATA = random_layers(2, LAYER)
 
@@ -198,11 +201,12 @@ SOURCES = in_parts(LAYER, 2 * LAYER)
 GOOD = accept_frame(2, LAYER) + lent_frame(0, SOURCES[0]) + lent_frame(LAYER, SOURCES[1]) + trailer_frame()
 
 
-async def fetch_from_script(wire: bytes, offer: bytes) -> MemorySink:
-    """Fetch from an owner that offers its memory, and answers the request with `wire`."""
+async def fetch_from_script(wire: bytes, offer: bytes | None = None) -> MemorySink:
+    """Fetch from an owner that offers its memory (or says something else), and answers the request with `wire`."""
 
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(offer)
+    async def script(hello: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        proof = proof_for(hello)
+        writer.write(offer or offer_frame(proof))
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             await read_frame(reader)
             writer.write(wire)
@@ -219,7 +223,7 @@ async def test_what_is_lent_may_be_cut_anywhere(ends: tuple[int, ...]) -> None:
     """Within a layer, between two, or all of the read at once."""
     parts = in_parts(*ends)
     lent = [lent_frame(start, part) for start, part in zip((0, *ends), parts, strict=False)]
-    sink = await fetch_from_script(accept_frame(2, LAYER) + b"".join(lent) + trailer_frame(), offer_frame(NONCE))
+    sink = await fetch_from_script(accept_frame(2, LAYER) + b"".join(lent) + trailer_frame())
     assert sink.content == DATA
     assert sink.completed == list(enumerate(DATA))
 
@@ -235,14 +239,14 @@ LIES = {
     "wrong sum": lent_frame(0, SOURCES[0], wrong=1 << 63) + trailer_frame(),
     "trailer too early": lent_frame(0, SOURCES[0]) + trailer_frame(),
     "accepted twice": accept_frame(2, LAYER),
-    "offered twice": offer_frame(NONCE),
+    "offered twice": encode_control(DirectOffer(machine=HERE, pid=os.getpid(), proof_address=4096)),
 }
 
 
 @pytest.mark.parametrize("wire", LIES.values(), ids=LIES)
 async def test_lent_memory_out_of_order_or_too_long_is_refused(wire: bytes) -> None:
     with pytest.raises(WireError) as caught:
-        await fetch_from_script(accept_frame(2, LAYER) + wire, offer_frame(NONCE))
+        await fetch_from_script(accept_frame(2, LAYER) + wire)
     assert caught.value.reason is Reason.KV_CHECKSUM
 
 
@@ -253,8 +257,9 @@ async def test_an_owner_that_lends_crumbs_holds_nobody_up(lent_bytes: int, spans
     source = Scattered(bytes(lent_bytes), lent_bytes // spans, gap_bytes=1)
     wire = b"".join(lent_frame(lent_bytes * number, source) for number in range(lents))
 
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(offer_frame(NONCE))
+    async def script(hello: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        proof = proof_for(hello)
+        writer.write(offer_frame(proof))
         await read_frame(reader)
         writer.write(accept_frame(1, lent_bytes * lents) + wire + trailer_frame())
         await reader.read()
@@ -287,23 +292,8 @@ async def test_lent_memory_that_is_not_there_is_a_lost_owner() -> None:
     nowhere = Spans(np.array([[4096, LAYER]], dtype=np.uint64))
     lent = encode_control(Lent(offset_bytes=0, payload_sum=0, spans=nowhere))
     with pytest.raises(WireError) as caught:
-        await fetch_from_script(accept_frame(2, LAYER) + lent, offer_frame(NONCE))
+        await fetch_from_script(accept_frame(2, LAYER) + lent)
     assert caught.value.reason is Reason.PEER_LOST
-
-
-@pytest.mark.parametrize(
-    "offer",
-    [
-        offer_frame(NONCE, bytes(NONCE_BYTES)),
-        encode_control(DirectOffer(machine=HERE, pid=os.getpid(), nonce_address=4096, nonce=NONCE.tobytes())),
-        encode_control(Refusal(error=WireError(Reason.LAYOUT_MISMATCH, "out of reach"))),
-    ],
-    ids=["something else is there", "nothing is there", "refused"],
-)
-async def test_an_owner_that_does_not_prove_who_it_is_is_not_read(offer: bytes) -> None:
-    with pytest.raises(WireError, match="no direct path") as caught:
-        await fetch_from_script(GOOD, offer)
-    assert caught.value.reason is Reason.LAYOUT_MISMATCH
 
 
 @pytest.mark.parametrize("wire", [b"", accept_frame(2, LAYER), b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3])
@@ -311,6 +301,3 @@ async def test_something_else_than_an_offer_is_malformed(wire: bytes) -> None:
     with pytest.raises(WireError) as caught:
         await fetch_from_script(b"", wire or GOOD)
     assert caught.value.reason is Reason.KV_CHECKSUM
-
-
-# Owners that cannot be read: the same fetch goes on by other means.

@@ -27,11 +27,11 @@ from common.transport.frames import (
     encode_control,
     encode_data_header,
 )
+from common.transport.memory_proof import NONCE_BYTES
 from common.transport.memory_run import MAX_SPANS, Spans
 from common.transport.messages import (
     MAX_CONTROL_BYTES,
     MAX_LENT_BYTES,
-    NONCE_BYTES,
     Accept,
     Ack,
     ControlMessage,
@@ -82,6 +82,8 @@ spans = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 2000)), min_siz
     lambda table: Spans(np.array(table, dtype=np.uint64))
 )
 
+nonces = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
+addresses = st.integers(0, 2**62)
 messages = st.one_of(
     st.builds(Accept, layers=u32, layer_bytes=u64),
     st.just(Ack()),
@@ -90,22 +92,24 @@ messages = st.one_of(
         ucx_version=text,
         worker_address=st.binary(min_size=1, max_size=300),
         first_tag=u64,
+        nonce=st.one_of(st.just(b""), nonces),
         memory_key=st.binary(max_size=40),
+        proof_address=addresses,
     ),
     st.just(TakesMemory()),
     st.builds(Delivered, first=u64, payload_sums=st.lists(u32, max_size=70).map(tuple)),
     st.builds(Trailer, data=st.binary(max_size=300), computed_ago_s=st.floats(0.0, 1e6)),
-    st.builds(DirectHello, machine=st.builds(Machine, boot_id=text, pid_namespace=text)),
+    st.builds(DirectHello, machine=st.builds(Machine, boot_id=text, pid_namespace=text), nonce=nonces),
     st.builds(
         DirectOffer,
         machine=st.builds(Machine, boot_id=text, pid_namespace=text),
         pid=st.integers(1, 2**31 - 1),
-        nonce_address=st.integers(0, 2**62),
-        nonce=st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
+        proof_address=addresses,
     ),
     st.builds(Lent, offset_bytes=u64, payload_sum=u64, spans=spans),
     st.builds(
-        lambda request, worker, block, attempt, incarnation, pages, layout, timeout_s, early: ReadRequest(
+        lambda number, request, worker, block, attempt, incarnation, pages, layout, timeout_s, early: ReadRequest(
+            number=number,
             read=KvReadRequest(
                 attempt=BlockAttempt(RequestId(request), block, attempt),
                 owner=WorkerLife(WorkerId(worker), incarnation),
@@ -115,7 +119,7 @@ messages = st.one_of(
             ),
             timeout_s=timeout_s,
         ),
-        text, text, u32, u32, u64, u32, text, st.floats(1e-3, 1e6), st.booleans(),
+        u64, text, text, u32, u32, u64, u32, text, st.floats(1e-3, 1e6), st.booleans(),
     ),
 )  # fmt: skip
 
@@ -126,16 +130,16 @@ def test_control_messages_survive_any_cutting(sent: list[ControlMessage], pieces
     assert feed(FrameDecoder(EVERY_KIND), wire, pieces) == sent
 
 
-@given(st.sampled_from(Reason), st.text(max_size=3000))
-def test_a_refusal_keeps_its_reason_and_the_start_of_its_words(reason: Reason, message: str) -> None:
-    (frame,) = feed(FrameDecoder(EVERY_KIND), encode_control(Refusal(error=WireError(reason, message))))
-    assert isinstance(frame, Refusal) and frame.error.reason is reason
+@given(st.sampled_from(Reason), st.text(max_size=3000), u64)
+def test_a_refusal_keeps_its_reason_and_the_start_of_its_words(reason: Reason, message: str, number: int) -> None:
+    (frame,) = feed(FrameDecoder(EVERY_KIND), encode_control(Refusal(error=WireError(reason, message), number=number)))
+    assert isinstance(frame, Refusal) and (frame.error.reason, frame.number) == (reason, number)
     assert message.startswith(frame.error.message)
     assert len(message.encode()) > 1000 or frame.error.message == message
 
 
 def test_a_reason_of_a_later_version_reads_as_internal() -> None:
-    payload = b"\x04\x00NEWS\x02\x00hi"
+    payload = bytes(8) + b"\x04\x00NEWS\x02\x00hi"
     error = Refusal.decode(payload).error
     assert (error.reason, error.message) == (Reason.INTERNAL, "hi")
 
@@ -237,7 +241,10 @@ def test_garbage_is_refused_or_waited_for(garbage: bytes) -> None:
         assert error.reason in (Reason.KV_CHECKSUM, Reason.LAYOUT_MISMATCH)
 
 
-@given(st.binary(max_size=80), st.sampled_from([ReadRequest, Accept, Refusal, Ack, DirectHello, DirectOffer, Lent]))
+@given(
+    st.binary(max_size=80),
+    st.sampled_from([ReadRequest, Accept, Refusal, Ack, UcxPeer, DirectHello, DirectOffer, Lent]),
+)
 def test_garbage_payloads_are_refused(payload: bytes, kind: type[ControlMessage]) -> None:
     try:
         message = kind.decode(payload)
@@ -285,25 +292,39 @@ SOMEWHERE = b"\x04\x00boot\x03\x00pid"
 
 
 def test_an_offer_names_its_machine() -> None:
-    offer = DirectOffer.decode(struct.pack("<IQ", 1, 4096) + bytes(NONCE_BYTES) + SOMEWHERE)
+    offer = DirectOffer.decode(struct.pack("<IQ", 1, 4096) + SOMEWHERE)
     assert offer.machine == Machine(boot_id="boot", pid_namespace="pid")
 
 
 @pytest.mark.parametrize(
     "payload",
     [
-        struct.pack("<IQ", 0, 4096) + bytes(NONCE_BYTES) + SOMEWHERE,
-        struct.pack("<IQ", 2**31, 4096) + bytes(NONCE_BYTES) + SOMEWHERE,
-        struct.pack("<IQ", 1, 2**64 - 1) + bytes(NONCE_BYTES) + SOMEWHERE,
+        struct.pack("<IQ", 0, 4096) + SOMEWHERE,
+        struct.pack("<IQ", 2**31, 4096) + SOMEWHERE,
+        struct.pack("<IQ", 1, 2**64 - 1) + SOMEWHERE,
+        struct.pack("<I", 1),
         struct.pack("<IQ", 1, 4096),
-        struct.pack("<IQ", 1, 4096) + bytes(NONCE_BYTES),
-        struct.pack("<IQ", 1, 4096) + bytes(NONCE_BYTES) + SOMEWHERE + b"x",
+        struct.pack("<IQ", 1, 4096) + SOMEWHERE + b"x",
     ],
-    ids=["process 0", "process beyond all", "nonce beyond the end", "no nonce", "no machine", "more than a machine"],
+    ids=["process 0", "process beyond all", "proof beyond the end", "no proof", "no machine", "more than a machine"],
 )
 def test_an_offer_of_no_process_is_refused(payload: bytes) -> None:
     with pytest.raises(MalformedFrame):
         DirectOffer.decode(payload)
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        UcxPeer(ucx_version="1", worker_address=b"", first_tag=1),
+        UcxPeer(ucx_version="1", worker_address=b"x", first_tag=1, nonce=bytes(NONCE_BYTES - 1)),
+        UcxPeer(ucx_version="1", worker_address=b"x", first_tag=1, proof_address=2**64 - 1),
+    ],
+    ids=["no address", "half a nonce", "proof beyond the end"],
+)
+def test_an_introduction_that_leads_nowhere_is_refused(peer: UcxPeer) -> None:
+    with pytest.raises(MalformedFrame):
+        UcxPeer.decode(peer.encode())
 
 
 def test_a_claimed_length_allocates_nothing() -> None:
@@ -328,7 +349,7 @@ def test_a_request_id_too_long_for_a_frame_is_refused(length: int) -> None:
         pages=1,
     )
     with pytest.raises(InvalidRequest):
-        encode_control(ReadRequest(read=read, timeout_s=1.0))
+        encode_control(ReadRequest(number=1, read=read, timeout_s=1.0))
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 0.0, -1.0])

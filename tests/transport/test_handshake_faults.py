@@ -138,7 +138,7 @@ async def test_a_reader_that_introduces_itself_and_never_asks_is_dropped() -> No
 
 
 async def test_another_version_of_ucx_is_refused_at_both_ends() -> None:
-    async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def introduce(_: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(FOREIGN)
         await reader.read()
 

@@ -19,7 +19,7 @@ from common.transport.socket_transport import SocketTransport
 from common.transport.tcp import TcpTransport
 from common.transport.ucx import UcxTransport
 from tests.transport.doubles import OWNER, PATIENCE_S, MemoryProvider, MemorySink, handle_for, random_layers
-from tests.transport.wire_peer import accept_frame, data_frame, read_frame, trailer_frame
+from tests.transport.wire_peer import accept_frame, data_frame, read_frame, refusal_frame, trailer_frame
 
 LAYER = 64
 DATA = random_layers(2, LAYER)
@@ -167,28 +167,38 @@ async def test_a_read_that_failed_leaves_no_connection(lender: Lender, reader: S
     await lender.lend_to(reader, 1)
 
 
-Turn = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Turn = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+"""Does something about a request."""
 
 
-async def answer(writer: asyncio.StreamWriter) -> None:
+async def answer(_: bytes, writer: asyncio.StreamWriter) -> None:
     writer.write(ANSWER)
 
 
-async def leave(writer: asyncio.StreamWriter) -> None:
+async def leave(_: bytes, writer: asyncio.StreamWriter) -> None:
     """Goes away with the request in hand: what an owner that is started anew looks like to a kept connection."""
     writer.close()
 
 
-async def accept_and_leave(writer: asyncio.StreamWriter) -> None:
+async def accept_and_leave(_: bytes, writer: asyncio.StreamWriter) -> None:
     writer.write(accept_frame(2, LAYER))
     await writer.drain()
     writer.close()
 
 
-async def begin_and_leave(writer: asyncio.StreamWriter) -> None:
+async def begin_and_leave(_: bytes, writer: asyncio.StreamWriter) -> None:
     writer.write(accept_frame(2, LAYER) + data_frame(0, 0, DATA[0]))
     await writer.drain()
     writer.close()
+
+
+async def refuse(request: bytes, writer: asyncio.StreamWriter) -> None:
+    writer.write(refusal_frame(Reason.KV_LEASE_EXPIRED, "over", request=request))
+
+
+async def refuse_something_else(_: bytes, writer: asyncio.StreamWriter) -> None:
+    """As an owner does whose answer to the last request comes late."""
+    writer.write(refusal_frame(Reason.KV_LEASE_EXPIRED, "over"))
 
 
 @contextlib.asynccontextmanager
@@ -212,9 +222,9 @@ async def scripted_connections(*scripts: list[Turn]) -> AsyncIterator[tuple[str,
 
     async def play(index: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for turn in scripts[index]:
-            await read_frame(reader)
+            request = await read_frame(reader)
             requests[index] += 1
-            await turn(writer)
+            await turn(request, writer)
             if turn is answer:
                 await reader.readexactly(HEADER_BYTES)
         await reader.read()
@@ -236,7 +246,7 @@ async def fetch_twice(address: str) -> None:
         await transport.aclose()
 
 
-@pytest.mark.parametrize("last", [leave, accept_and_leave])
+@pytest.mark.parametrize("last", [leave, accept_and_leave, refuse_something_else])
 async def test_a_kept_connection_that_dies_before_any_payload_is_tried_once_more_on_a_fresh_one(last: Turn) -> None:
     async with scripted_connections([answer, last], [answer]) as (address, requests):
         await fetch_twice(address)
@@ -255,3 +265,10 @@ async def test_a_kept_connection_that_dies_amid_the_payload_is_a_lost_peer() -> 
         with pytest.raises(WireError) as caught:
             await fetch_twice(address)
         assert caught.value.reason is Reason.PEER_LOST and requests == [2]
+
+
+async def test_a_refusal_over_a_kept_connection_is_final() -> None:
+    async with scripted_connections([answer, refuse]) as (address, requests):
+        with pytest.raises(WireError) as caught:
+            await fetch_twice(address)
+        assert caught.value.reason is Reason.KV_LEASE_EXPIRED and requests == [2]

@@ -37,7 +37,7 @@ async def transport(**limits: float) -> AsyncIterator[TcpTransport]:
 async def fetch_from_script(wire: bytes, *, hold: bool = False, timeout_s: float = 20.0) -> MemorySink:
     """Fetch from an owner that answers with `wire`, then closes (or holds the connection until the reader leaves)."""
 
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def script(_: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(wire)
         if hold:
             with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ async def test_data_before_accept_and_extra_layers_are_refused() -> None:
 
 
 async def test_a_refusal_between_layers_keeps_its_reason() -> None:
-    refusal = encode_control(Refusal(error=WireError(Reason.KV_LEASE_EXPIRED, "over")))
+    refusal = encode_control(Refusal(error=WireError(Reason.KV_LEASE_EXPIRED, "over"), number=1))
     wire = accept_frame(2, LAYER) + data_frame(0, 0, DATA[0]) + refusal
     assert await failure_of(wire) is Reason.KV_LEASE_EXPIRED
 

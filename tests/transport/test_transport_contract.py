@@ -347,6 +347,18 @@ async def test_reader_closing_ends_its_fetches_and_refuses_more(pair: Pair) -> N
     assert await lease.until_closed() == [False]
 
 
+async def test_a_refusal_of_a_read_that_is_over_does_not_answer_the_next_one(pair: Pair) -> None:
+    """The owner takes its pages back while the acknowledgement is on its way to it, and the next request after that."""
+    data = random_layers(2, 64)
+    first, second = pair.provider.lend(data, 0), pair.provider.lend(data, 1)
+    await pair.fetch(MemorySink(2, 64), 0)
+    first.revoke(WireError(Reason.KV_NOT_FOUND, "withdrawn"))
+    sink = MemorySink(2, 64)
+    await pair.fetch(sink, 1)
+    assert sink.content == data and await second.until_closed() == [True]
+    assert len(await first.until_closed()) == 1
+
+
 async def test_nobody_listens(pair: Pair) -> None:
     await pair.owner.aclose()
     with pytest.raises(WireError) as caught:

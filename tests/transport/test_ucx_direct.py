@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from common.errors import Reason, WireError
+from common.transport.memory_proof import NONCE_BYTES, HeldProof
 from common.transport.memory_run import MemoryRun, Spans
 from common.transport.ucx import UcxTransport
 from common.transport.ucx_memory import PeerMemory
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime
-from tests.transport.doubles import PATIENCE_S, MemoryProvider, MemorySink, handle_for, random_layers
+from tests.transport.doubles import OWNER, PATIENCE_S, MemoryProvider, MemorySink, handle_for, random_layers
 
 LAYERS, LAYER_BYTES = 3, 5 << 20
 NOWHERE = 4096
@@ -74,7 +75,8 @@ async def test_what_a_reader_cannot_take_comes_by_messages(why: str) -> None:
 async def endpoint() -> AsyncIterator[tuple[UcxEndpoint, PeerMemory]]:
     """An endpoint to another worker of this process, and what can be read through it."""
     reader, owner = UcxRuntime(), UcxRuntime()
-    peer = owner.introduction(0, lends=True)
+    proof = HeldProof(bytes(NONCE_BYTES), OWNER)
+    peer = owner.introduction(0, proof=proof)
     made = await reader.connect(peer.worker_address)
     memory = made.peer_memory(peer.memory_key)
     assert memory is not None

@@ -7,22 +7,30 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from common.errors import Reason, WireError
 from common.transport.base import KvReadRequest
 from common.transport.checksum import payload_checksum
 from common.transport.frames import HEADER_BYTES, DataFrame, encode_control, encode_data_header
-from common.transport.messages import Accept, ReadRequest, Trailer
+from common.transport.messages import Accept, ReadRequest, Refusal, Trailer
 from tests.transport.doubles import AGE_S, LAYOUT, OWNER, attempt
 
-PeerScript = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+PeerScript = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+"""Serves a connection whose first frame, header and all, has been read already."""
 
 
 def request_frame(number: int = 0, timeout_s: float = 20.0) -> bytes:
     read = KvReadRequest(attempt=attempt(number), owner=OWNER, layout_fingerprint=LAYOUT, pages=1)
-    return encode_control(ReadRequest(read=read, timeout_s=timeout_s))
+    return encode_control(ReadRequest(number=1, read=read, timeout_s=timeout_s))
 
 
 def accept_frame(layers: int, layer_bytes: int) -> bytes:
     return encode_control(Accept(layers=layers, layer_bytes=layer_bytes))
+
+
+def refusal_frame(reason: Reason, message: str, *, request: bytes = b"") -> bytes:
+    """A refusal of what the connection began with, or of the whole frame `request`."""
+    number = ReadRequest.decode(request[HEADER_BYTES:]).number if request else 0
+    return encode_control(Refusal(error=WireError(reason, message), number=number))
 
 
 def data_frame(layer: int, offset_bytes: int, payload: bytes) -> bytes:
@@ -42,13 +50,12 @@ async def read_frame(stream: asyncio.StreamReader) -> bytes:
 
 @contextlib.asynccontextmanager
 async def scripted_owner(script: PeerScript) -> AsyncIterator[str]:
-    """Address of an owner that reads the request frame and then does what `script` says."""
+    """Address of an owner that reads the first frame of each connection and then does what `script` says."""
     done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await read_frame(reader)
-            await script(reader, writer)
+            await script(await read_frame(reader), reader, writer)
         finally:
             writer.close()
             with contextlib.suppress(OSError):
