@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from common.config import ConfigT, exit_for_user_error, load_config
@@ -41,7 +42,7 @@ def run_service(
     except (ConfigError, CheckpointError) as error:
         exit_for_user_error(prog, error)
     except ModuleNotFoundError as error:  # torch and redis are imported when they are needed
-        exit_for_user_error(prog, missing_package(error))
+        exit_for_user_error(prog, missing_package(error, name))
     except ExceptionGroup as group:  # a mistake found inside a task group
         mistakes, bugs = group.split((ConfigError, CheckpointError))
         if mistakes is None or bugs is not None:
@@ -49,6 +50,16 @@ def run_service(
         exit_for_user_error(prog, _first_of(mistakes))
     finally:
         shutdown_telemetry()
+
+
+@contextlib.contextmanager
+def missing_packages_told(name: str) -> Iterator[None]:
+    """Around the imports of service `name` that take an extra: one that is not installed ends the process with one line
+    on stderr and code 2, as in `run_service`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        exit_for_user_error(f"sangam {name}", missing_package(error, name))
 
 
 def _first_of(group: ExceptionGroup[Exception]) -> Exception:

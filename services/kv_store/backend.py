@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.clock import Clock
 from common.config import KvStoreConfig
@@ -18,8 +18,10 @@ from common.story.writer import open_story
 from services.kv_store.janitor import sweep_forever
 from services.kv_store.lease_audit import LeaseAudit
 from services.kv_store.memory_store import MemoryStore
-from services.kv_store.redis_store import RedisStore
 from services.kv_store.store import KvStore
+
+if TYPE_CHECKING:
+    from services.kv_store.redis_store import RedisStore
 
 WATCH_INTERVAL_S = 0.5
 """Time between two looks at Redis."""
@@ -56,6 +58,9 @@ async def open_backend(config: KvStoreConfig, clock: Clock) -> AsyncIterator[Bac
         finally:
             story.close()
         return
+    # Only a registry in Redis needs the redis package.
+    from services.kv_store.redis_store import RedisStore
+
     store = RedisStore(RedisAddress.parse(registry))
     try:
         yield _redis_backend(store, clock, registry)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from common.core.unowned import Holding, Unowned
 from common.errors import WireError
-from services.kv_store.redis_store import RedisStore
+
+if TYPE_CHECKING:
+    from services.kv_store.redis_store import RedisStore
 
 KEYS_PER_LOOK = 1000
 """How many keys one look goes through; Redis serves nobody else meanwhile, for about a millisecond."""
