@@ -56,9 +56,11 @@ class ModelNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """One tensor as its file's header declares it; `dtype` is safetensors' name (F32, F16, BF16)."""
+    """One tensor as its file's header declares it; `dtype` is safetensors' name (F32, F16, BF16), and its bytes begin
+    `offset_bytes` after the start of the file."""
 
     path: Path
+    offset_bytes: int
     dtype: str
     shape: tuple[int, ...]
 
@@ -259,10 +261,10 @@ def _read_entries(path: Path) -> Iterator[tuple[str, TensorEntry]]:
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: malformed safetensors header: {error}") from None
     for name, spec in items:
-        yield name, _entry(path, name, spec, body_bytes)
+        yield name, _entry(path, name, spec, 8 + len(header), body_bytes)
 
 
-def _entry(path: Path, name: str, spec: Any, body_bytes: int) -> TensorEntry:
+def _entry(path: Path, name: str, spec: Any, body_start: int, body_bytes: int) -> TensorEntry:
     try:
         dtype, shape = str(spec["dtype"]), tuple(int(size) for size in spec["shape"])
         begin, end = (int(offset) for offset in spec["data_offsets"])
@@ -272,4 +274,4 @@ def _entry(path: Path, name: str, spec: Any, body_bytes: int) -> TensorEntry:
         raise CheckpointError(f"{path}: tensor {name}: bytes {begin}..{end} of {body_bytes}: the file is truncated")
     if dtype in FLOAT_BYTES and end - begin != math.prod(shape) * FLOAT_BYTES[dtype]:
         raise CheckpointError(f"{path}: tensor {name}: {end - begin} bytes do not hold {list(shape)} of {dtype}")
-    return TensorEntry(path=path, dtype=dtype, shape=shape)
+    return TensorEntry(path=path, offset_bytes=body_start + begin, dtype=dtype, shape=shape)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from common.checkpoint import check_checkpoint
+from common.checkpoint_values import check_values
 from common.cli.arguments import folder, make_folder
 from common.cli.cluster import Cluster
 from common.cli.cluster_config import ClusterConfig
@@ -156,7 +157,7 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
     _check_counts(args, mode, prefill_workers)
     _check_devices(args.device)
     model_dir: Path = (args.model or default_model_dir()).absolute()
-    check_checkpoint(model_dir)
+    check_values(check_checkpoint(model_dir))
     load_text_codec(model_dir)
     if args.story_dir is not None:
         make_folder(args.story_dir, "--story-dir")

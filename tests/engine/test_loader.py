@@ -16,7 +16,7 @@ from common.checkpoint import check_checkpoint
 from common.engine.engine import Engine
 from common.engine.loader import load_weights
 from common.errors import CheckpointError, ConfigError
-from tests.engine.checkpoints import GOLDEN_DIR, copy_golden, write_checkpoint
+from tests.engine.checkpoints import GOLDEN_DIR, NOT_FINITE, copy_golden, write_checkpoint
 from tests.engine.reference_model import reference_logits
 
 CANVAS = random.Random(0).choices(range(512), k=45)
@@ -115,6 +115,31 @@ def test_a_file_that_vanishes_between_check_and_load_is_named(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor model\.transformer\.wte\.weight"):
         load_weights(index, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("number", NOT_FINITE.values(), ids=NOT_FINITE)
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("where", ["model.transformer.wte.weight", "model.transformer.blocks.1.v_proj.bias"])
+def test_weights_that_are_not_finite_are_named(tmp_path, where, stored, number):
+    model_dir = write_checkpoint(tmp_path, "llada-gqa", include_qkv_bias=True)
+    tensors = {name: tensor.to(stored) for name, tensor in load_file(model_dir / "model.safetensors").items()}
+    tensors[where].view(-1)[7] = number
+    save_file(tensors, model_dir / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load(model_dir)
+    assert str(caught.value) == f"{model_dir / 'model.safetensors'}: tensor {where} holds NaN or infinity"
+
+
+def test_weights_that_the_dtype_cannot_hold_are_named(tmp_path):
+    """The largest numbers of what is stored are numbers all the same."""
+    largest = torch.finfo(torch.float32).max
+    tensors = copy_golden("llada-gqa", tmp_path)
+    name = "model.transformer.ln_f.weight"
+    tensors[name][3:5] = torch.tensor([largest, -largest])
+    save_file(tensors, tmp_path / "model.safetensors")
+    load(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"{name} holds numbers that torch\.float16 cannot hold"):
+        load(tmp_path, dtype="float16")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from common.rpc.channel import open_channel
 from common.rpc.convert import block_work_to_proto, kv_source_to_proto
 from common.rpc.status import wire_error
 from sangam.v1 import decode_pb2, decode_pb2_grpc
-from tests.engine.checkpoints import GOLDEN_DIR
+from tests.engine.checkpoints import GOLDEN_DIR, spoiled_copy
 from tests.engine.runs import request
 from tests.worker.harness import Outcome, block_work, read_decode
 from tests.worker.scripted_scheduler import SchedulerServer
@@ -84,6 +84,22 @@ async def test_a_damaged_checkpoint_names_file_and_tensor(tmp_path: Path) -> Non
     (line,) = errors.splitlines()
     tensor = "model.transformer.blocks.1.q_proj.weight"
     assert line == f"sangam decode_worker: error: {tmp_path / 'model.safetensors'}: tensor {tensor} is missing"
+
+
+async def test_weights_that_are_not_finite_are_named_before_any_port_is_tried(tmp_path: Path) -> None:
+    name = spoiled_copy(GOLDEN_DIR / "llada-gqa", tmp_path / "bad", float("nan"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = await spawn(
+            "services.decode_worker",
+            f"--port={taken.getsockname()[1]}",
+            "--scheduler-address=127.0.0.1:1",
+            f"--model-dir={tmp_path / 'bad'}",
+            f"--ready-file={tmp_path / 'ready'}",
+        )
+        code, errors = await end_of(process)
+    assert code == 2 and not (tmp_path / "ready").exists()
+    weights = tmp_path / "bad" / "model.safetensors"
+    assert errors == f"sangam decode_worker: error: {weights}: tensor {name} holds NaN or infinity\n"
 
 
 async def test_a_taken_port_is_a_line_of_its_own() -> None:
