@@ -1,7 +1,7 @@
 """KV transport that takes the best path both ends have: direct within one machine, else UCX, else TCP.
 
-Where the kernel does not let a reader see its owner's memory, between users or PID namespaces, the path is TCP: UCX
-would choose shared memory, which takes the same permissions, and fail or hang there (tried with UCX 1.21).
+Where the kernel does not let a reader see its owner's memory, between users or PID namespaces, the path is TCP: shared
+memory takes the same permissions, and UCX over TCP is slower.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from common.errors import InvalidRequest, Reason, WireError
 from common.transport.base import MAX_TRAILER_BYTES, KvReadRequest
 from common.transport.memory_proof import NONCE_BYTES, PROOF_BYTES
 from common.transport.memory_run import Spans
-from common.transport.process_memory import Machine
+from common.transport.process_memory import Machine, Standing
 
 MAX_CONTROL_BYTES = MAX_TRAILER_BYTES + 8
 """Longest payload of a control frame; nothing larger is ever allocated on a peer's word."""
@@ -30,7 +30,7 @@ _REQUEST = struct.Struct("<QIIQId?")
 _REFUSAL = struct.Struct("<Q")
 _ACCEPT = struct.Struct("<IQ")
 _STRING = struct.Struct("<H")
-_PEER = struct.Struct("<QQIII")
+_PEER = struct.Struct("<QQIIII")
 _DELIVERED = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
 _TRAILER = struct.Struct("<d")
@@ -166,23 +166,27 @@ class Ack(_Word):
 class UcxPeer:
     """How to reach the sender's UCX worker. `first_tag` numbers the pieces of this connection (the reader draws it).
 
-    A reader adds a `nonce`; an owner whose memory can be read the `memory_key` that this takes, and the `proof_address`
-    where it holds its answer to the nonce. UCX aborts the process over an address of another format, so `ucx_version`
-    ("1.21") goes first.
+    A reader adds its `standing` and the `networks_address` for an owner that must not share memory with it, and a
+    `nonce`; an owner whose memory can be read the `memory_key` that this takes, and the `proof_address` where it holds
+    its answer to the nonce. UCX aborts the process over an address of another format, so `ucx_version` ("1.21") goes
+    first.
     """
 
     ucx_version: str
     worker_address: bytes
     first_tag: int
+    networks_address: bytes = b""
+    standing: Standing | None = None
     nonce: bytes = b""
     memory_key: bytes = b""
     proof_address: int = 0
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        blobs = (self.worker_address, self.memory_key, self.nonce)
+        blobs = (self.worker_address, self.networks_address, self.memory_key, self.nonce)
         head = _PEER.pack(self.first_tag, self.proof_address, *map(len, blobs))
-        return head + b"".join(blobs) + _pack_string(self.ucx_version)
+        standing = ("", "") if self.standing is None else (self.standing.segments, self.standing.rights)
+        return head + b"".join(blobs) + b"".join(map(_pack_string, (self.ucx_version, *standing)))
 
     @classmethod
     def decode(cls, payload: bytes) -> UcxPeer:
@@ -192,16 +196,18 @@ class UcxPeer:
         for length in lengths:
             blobs.append(payload[end : end + length])
             end += length
-        worker_address, memory_key, nonce = blobs
+        worker_address, networks_address, memory_key, nonce = blobs
         if not worker_address or end > len(payload):
             raise MalformedFrame("no UCX worker address")
         if len(nonce) not in (0, NONCE_BYTES) or proof_address + PROOF_BYTES > 1 << 64:
             raise MalformedFrame("no challenge, and no answer to one")
-        (ucx_version,) = _unpack_strings(payload[end:], 1)
+        ucx_version, *standing = _unpack_strings(payload[end:], 3)
         return cls(
             ucx_version=ucx_version,
             worker_address=worker_address,
             first_tag=first_tag,
+            networks_address=networks_address,
+            standing=Standing(*standing) if any(standing) else None,
             nonce=nonce,
             memory_key=memory_key,
             proof_address=proof_address,

@@ -28,6 +28,30 @@ class Machine:
     pid_namespace: str
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What decides whether two processes can share memory: which `segments` they find (those of one kernel, and one IPC
+    namespace of it), and which `rights` they have there (of a user, in a PID namespace)."""
+
+    segments: str
+    rights: str
+
+    def barred_from(self, other: Standing) -> bool:
+        """Whether both find the same segments, and one may not open those of the other."""
+        return self.segments == other.segments and self.rights != other.rights
+
+
+def this_standing() -> Standing | None:
+    """That of this process, now; None where the system does not say."""
+    if (machine := this_machine()) is None:
+        return None
+    try:
+        ipc, user = os.readlink("/proc/self/ns/ipc"), os.readlink("/proc/self/ns/user")
+    except OSError:
+        return None
+    return Standing(segments=f"{machine.boot_id} {ipc}", rights=f"{machine.pid_namespace} {user} {os.geteuid()}")
+
+
 @functools.cache
 def this_machine() -> Machine | None:
     """Where this process runs; None where the system does not say."""

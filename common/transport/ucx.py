@@ -25,6 +25,7 @@ from common.transport.byte_stream import ByteStream
 from common.transport.direct_reader import NoDirectPath
 from common.transport.fetches import Delivery
 from common.transport.messages import ReadRequest
+from common.transport.process_memory import Standing
 from common.transport.socket_transport import SocketTransport
 from common.transport.ucx_direct import UcxDirectConnection
 from common.transport.ucx_owner import serve_reads
@@ -36,15 +37,16 @@ MAX_KNOWN_OWNERS = 1024
 
 
 class UcxTransport(SocketTransport):
-    """`KvTransport` over UCX. `carriers` as for `UcxRuntime`; see `SocketTransport` for `limits` (seconds)."""
+    """`KvTransport` over UCX. `carriers` and `standing` as for `UcxRuntime`; see `SocketTransport` for `limits`
+    (seconds)."""
 
     name = "ucx"
     readable = frozenset({"ucx", "direct+ucx"})
 
-    def __init__(self, *, carriers: str = "all", **limits: float) -> None:
+    def __init__(self, *, carriers: str = "all", standing: Standing | None = None, **limits: float) -> None:
         """Raises `ConfigError` when UCXX is not installed."""
         super().__init__(**limits)  # type: ignore[arg-type]  # max_reads alone is a whole number
-        self._runtime = UcxRuntime(carriers=carriers)
+        self._runtime = UcxRuntime(carriers=carriers, standing=standing)
         self._kept = self._keep_connections(
             self.name, lambda handle, timeout_s: UcxConnection.open(handle, self._runtime, timeout_s)
         )

@@ -89,7 +89,7 @@ class _RequestParams(ctypes.Structure):
 
 
 @functools.cache
-def _bind() -> Any:
+def bind() -> Any:
     """UCP's library, the one that UCXX has loaded; its calls let other threads of the interpreter run."""
     ucp = ctypes.CDLL("libucp.so.0")
     handle, pointer = ctypes.c_void_p, ctypes.c_void_p
@@ -98,6 +98,9 @@ def _bind() -> Any:
     ucp.ucp_rkey_pack.argtypes = (handle, handle, pointer, pointer)
     ucp.ucp_rkey_buffer_release.argtypes = (pointer,)
     ucp.ucp_rkey_buffer_release.restype = None
+    ucp.ucp_worker_query.argtypes = (handle, pointer)
+    ucp.ucp_worker_release_address.argtypes = (handle, pointer)
+    ucp.ucp_worker_release_address.restype = None
     ucp.ucp_ep_query.argtypes = (handle, pointer)
     ucp.ucp_ep_rkey_unpack.argtypes = (handle, ctypes.c_char_p, pointer)
     ucp.ucp_rkey_destroy.argtypes = (handle,)
@@ -117,7 +120,7 @@ class OwnMemory:
 
     def __init__(self, context_handle: int) -> None:
         """Raises `OSError` when UCX refuses."""
-        self._ucp = _bind()
+        self._ucp = bind()
         self._context = context_handle
         self._page = ctypes.create_string_buffer(_KEY_BYTES)
         self._mapped = ctypes.c_void_p()
@@ -145,7 +148,7 @@ class PeerMemory:
 
     def __init__(self, *, worker_handle: int, endpoint_handle: int, key: bytes) -> None:
         """Raises `WireError` PEER_LOST when the key is not one of the peer's."""
-        self._ucp = _bind()
+        self._ucp = bind()
         self._worker = worker_handle
         self._endpoint = endpoint_handle
         self._params = _RequestParams()
@@ -195,7 +198,7 @@ def reads_memory(endpoint_handle: int) -> bool:
         num_entries=_MAX_TRANSPORTS,
         entry_size=ctypes.sizeof(_Transport),
     )
-    if _bind().ucp_ep_query(endpoint_handle, ctypes.byref(wanted)):
+    if bind().ucp_ep_query(endpoint_handle, ctypes.byref(wanted)):
         return False
     names = {entries[index].transport_name.decode() for index in range(wanted.num_entries)}
     return bool(names & _ONE_SIDED) and names <= _ONE_SIDED | _BESIDE

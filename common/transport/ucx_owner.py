@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from common.errors import WireError
+from common.errors import Reason, WireError
 from common.racing import race
 from common.transport.base import KvProvider
 from common.transport.byte_run import ByteRun
@@ -19,13 +19,19 @@ from common.transport.checksum import payload_checksum
 from common.transport.direct_owner import serve_lent
 from common.transport.frames import DataFrame, FrameDecoder, FrameKind
 from common.transport.memory_proof import HeldProof
-from common.transport.messages import Delivered, ReadRequest, TakesMemory, Trailer, UcxPeer
+from common.transport.messages import Delivered, MalformedFrame, ReadRequest, Refusal, TakesMemory, Trailer, UcxPeer
 from common.transport.owner_session import OwnerLimits, OwnerSession, computed_run, first_frame
 from common.transport.tcp_owner import serve_inline
 from common.transport.ucx_pieces import SEND_WINDOW_BYTES, SEND_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
 
 _log = logging.getLogger(__name__)
+
+NO_NETWORK = (
+    "UCX has no network between these users or PID namespaces of one machine, which may not share memory: "
+    "let it use tcp (UCX_TLS), or set --kv-transport auto or tcp"
+)
+"""What a reader is told."""
 
 
 async def serve_reads(stream: ByteStream, provider: KvProvider, limits: OwnerLimits, runtime: UcxRuntime) -> None:
@@ -76,13 +82,28 @@ async def _introduce(
     peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime, proof: HeldProof | None
 ) -> UcxEndpoint:
     runtime.check_peer(peer)
-    endpoint = await runtime.connect(peer.worker_address)
+    endpoint = await _connected(peer, stream, limits, runtime)
     try:
-        await stream.say(runtime.introduction(peer.first_tag, proof=proof), stall_timeout_s=limits.stall_timeout_s)
+        await stream.say(runtime.answer_to(peer, proof), stall_timeout_s=limits.stall_timeout_s)
     except BaseException:
         await endpoint.abort([])
         raise
     return endpoint
+
+
+async def _connected(peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime) -> UcxEndpoint:
+    """An endpoint to the reader; by networks alone where both may not share memory. The reader is told if there is
+    none."""
+    if not runtime.is_barred_from(peer):
+        return await runtime.connect(peer.worker_address)
+    if not peer.networks_address:
+        raise MalformedFrame("no UCX worker address by networks")
+    try:
+        return await runtime.connect(peer.networks_address)
+    except WireError:
+        error = WireError(Reason.LAYOUT_MISMATCH, NO_NETWORK)
+        await stream.say(Refusal(error=error, number=0), stall_timeout_s=limits.stall_timeout_s)
+        raise error from None
 
 
 @dataclass(frozen=True, slots=True)

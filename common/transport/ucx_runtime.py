@@ -34,6 +34,8 @@ from common.errors import ConfigError, Reason, WireError
 from common.racing import outlive
 from common.transport.memory_proof import HeldProof
 from common.transport.messages import UcxPeer
+from common.transport.process_memory import Standing, this_standing
+from common.transport.ucx_address import networks_address
 from common.transport.ucx_memory import OwnMemory, PeerMemory, reads_memory
 
 _log = logging.getLogger(__name__)
@@ -206,10 +208,17 @@ class UcxRuntime:
 
     Made inside the running loop, or in another thread for `loop`.
 
-    `carriers` is UCX's list of transports ("all", "tcp,self", "sm,self" ...), for measurements and tests.
+    `carriers` is UCX's list of transports ("all", "tcp,self", "sm,self" ...), for measurements and tests; `standing` is
+    this process' own unless given.
     """
 
-    def __init__(self, *, carriers: str = "all", loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        carriers: str = "all",
+        loop: asyncio.AbstractEventLoop | None = None,
+        standing: Standing | None = None,
+    ) -> None:
         """Takes some 30 ms, 400 if UCXX has to be imported first.
 
         Raises `ConfigError` when UCXX is missing or finds nothing to work with.
@@ -226,9 +235,11 @@ class UcxRuntime:
             features = (ucx.Feature.WAKEUP, ucx.Feature.TAG, ucx.Feature.RMA)
             context = ucx.UCXContext({"TLS": carriers}, feature_flags=features)
             self._worker = ucx.UCXWorker(context, enable_delayed_submission=True, enable_python_future=True)
-        except ucx.UCXError as error:
+            self._networks_address = networks_address(self._worker.handle)
+        except (ucx.UCXError, OSError) as error:
             raise ConfigError(f"kv_transport: UCX cannot start with carriers {carriers!r}: {error}") from None
         self._address = bytes(self._worker.address.tobytes())
+        self._standing = standing or this_standing()
         self._version = "{}.{}".format(*ucx.get_ucx_version())
         self._memory = _own_memory(context.handle)
         self._closing = False
@@ -237,15 +248,33 @@ class UcxRuntime:
         self._notifier = threading.Thread(target=self._notify, name="kv-ucx-notifier", daemon=True)
         self._notifier.start()
 
-    def introduction(self, first_tag: int, *, nonce: bytes = b"", proof: HeldProof | None = None) -> UcxPeer:
-        """What a peer must know to move bytes to or from this worker; a reader's `nonce`, or an owner's answer to one:
-        then its memory can be read, too, for as long as `proof` lives."""
-        lends = self._memory is not None and proof is not None
+    def introduction(self, first_tag: int, *, nonce: bytes = b"") -> UcxPeer:
+        """What an owner must know to move bytes to this worker, and with a `nonce`, to let it read its memory."""
         return UcxPeer(
             ucx_version=self._version,
             worker_address=self._address,
             first_tag=first_tag,
+            networks_address=self._networks_address,
+            standing=self._standing,
             nonce=nonce,
+        )
+
+    def is_barred_from(self, reader: UcxPeer) -> bool:
+        """Whether UCX would have this worker and the reader's share memory, and the kernel would not."""
+        if self._standing is None or reader.standing is None:
+            return False
+        return self._standing.barred_from(reader.standing)
+
+    def answer_to(self, reader: UcxPeer, proof: HeldProof | None) -> UcxPeer:
+        """What a reader must know that has introduced itself; with a `proof` for its nonce, its way into this process'
+        memory, for as long as that lives."""
+        if self.is_barred_from(reader):
+            return UcxPeer(ucx_version=self._version, worker_address=self._networks_address, first_tag=reader.first_tag)
+        lends = self._memory is not None and proof is not None
+        return UcxPeer(
+            ucx_version=self._version,
+            worker_address=self._address,
+            first_tag=reader.first_tag,
             memory_key=self._memory.key if self._memory is not None and lends else b"",
             proof_address=proof.address if proof is not None and lends else 0,
         )

@@ -46,7 +46,7 @@ from common.transport.messages import (
     Trailer,
     UcxPeer,
 )
-from common.transport.process_memory import Machine
+from common.transport.process_memory import Machine, Standing
 from tests.transport.doubles import MemorySink
 from tests.transport.wire_peer import accept_frame, data_frame, request_frame
 
@@ -84,6 +84,7 @@ spans = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 2000)), min_siz
 
 nonces = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
 addresses = st.integers(0, 2**62)
+names = st.text(min_size=1, max_size=60)
 messages = st.one_of(
     st.builds(Accept, layers=u32, layer_bytes=u64),
     st.just(Ack()),
@@ -92,6 +93,8 @@ messages = st.one_of(
         ucx_version=text,
         worker_address=st.binary(min_size=1, max_size=300),
         first_tag=u64,
+        networks_address=st.binary(max_size=40),
+        standing=st.one_of(st.none(), st.builds(Standing, segments=names, rights=names)),
         nonce=st.one_of(st.just(b""), nonces),
         memory_key=st.binary(max_size=40),
         proof_address=addresses,

@@ -76,7 +76,7 @@ async def endpoint() -> AsyncIterator[tuple[UcxEndpoint, PeerMemory]]:
     """An endpoint to another worker of this process, and what can be read through it."""
     reader, owner = UcxRuntime(), UcxRuntime()
     proof = HeldProof(bytes(NONCE_BYTES), OWNER)
-    peer = owner.introduction(0, proof=proof)
+    peer = owner.answer_to(reader.introduction(0), proof)
     made = await reader.connect(peer.worker_address)
     memory = made.peer_memory(peer.memory_key)
     assert memory is not None
