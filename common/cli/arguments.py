@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import os
+import tempfile
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -21,7 +20,9 @@ def make_folder(path: Path, option: str) -> None:
     """Make the folder that `option` names when it is absent. Raises ConfigError unless it can be written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
-        raise ConfigError(f"{option}: {path} cannot be made or written to: {error.strerror}") from None
+        raise ConfigError(
+            f"{option}: {path} cannot be made or written to: {error.strerror}; allowed: a folder"
+        ) from None

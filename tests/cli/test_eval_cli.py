@@ -77,7 +77,7 @@ def test_the_same_seed_scores_the_same(model_dir, capsys):
         (["--wrong", "-1"], "--wrong: must be at least 0, not -1"),
         (["--max-tokens", "1000", "--per-task", "1"], "--max-tokens: "),
         (["--block-length", "512", "--per-task", "1"], "--block-length: 512 is above the model's longest canvas"),
-        (["--plot", "/proc/plots"], "--plot: cannot make /proc/plots"),
+        (["--plot", "/proc/plots"], "--plot: /proc/plots cannot be made"),
         (["--device", "abacus", "--per-task", "1"], "device: 'abacus' is not one of cpu, cuda, cuda:N"),
     ],
 )

@@ -281,17 +281,17 @@ def test_bad_checkpoint_is_named_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("bad", ["file/run", "/proc"], ids=["in a file", "not to be written to"])
 @pytest.mark.parametrize("flag", ["--run-dir", "--story-dir"])
-def test_a_folder_that_cannot_be_made_is_one_line(
-    flag: str, tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+def test_a_folder_that_cannot_be_had_is_one_line(
+    flag: str, bad: str, tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    in_a_file = tmp_path / "file"
-    in_a_file.write_text("")
+    (tmp_path / "file").write_text("")
     run_dir = tmp_path / "run"
     words = ["up", "--model", str(model_dir), "--grpc-port", "0", "--run-dir", str(run_dir)]
-    assert main([*words, flag, str(in_a_file / "run")]) == 2
+    assert main([*words, flag, str(tmp_path / bad)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"sangam up: error: {flag}: {in_a_file / 'run'} cannot be made")
+    assert error.startswith(f"sangam up: error: {flag}: {tmp_path / bad} cannot be made or written to: ")
     assert not run_dir.exists()
     assert error.count("\n") == 1
 

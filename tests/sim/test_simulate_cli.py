@@ -149,8 +149,8 @@ def test_calibrated_prices_are_used(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--sweep", "qps=1,,2"], r"--sweep: 'qps=1,,2' is not allowed"),
         (["--sweep", "qps=1,-2"], r"--qps: '-2' is not allowed"),
         (["--sweep", "qps=1,2", "--sweep", "qps=3"], r"--sweep: qps is swept twice; allowed: each option once"),
-        (["--plot", "/proc/plots"], r"--plot: cannot make /proc/plots"),
-        (["--plot", "/proc"], r"--plot: cannot write to /proc: .*; allowed: a directory"),
+        (["--plot", "/proc/plots"], r"--plot: /proc/plots cannot be made or written to: .*; allowed: a folder"),
+        (["--plot", "/proc"], r"--plot: /proc cannot be made or written to: .*; allowed: a folder"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_option(
