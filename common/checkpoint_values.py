@@ -6,6 +6,7 @@ The engine looks at what it loads by itself, on its device.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from io import FileIO
 
 import numpy as np
@@ -26,13 +27,13 @@ def not_finite(entry: TensorEntry, name: str) -> CheckpointError:
     return CheckpointError(f"{entry.path}: tensor {name} holds NaN or infinity")
 
 
-def check_values(index: CheckpointIndex) -> None:
-    """Read every tensor once.
+def check_values(index: CheckpointIndex, *, on_tensor: Callable[[int], None] = lambda _: None) -> None:
+    """Read every tensor once; `on_tensor` is told how many have been read.
 
     Raises `CheckpointError` naming file and tensor when one is not finite, or cannot be read any more.
     """
     buffer = np.empty(_CHUNK_BYTES, dtype=np.uint8)
-    for name, entry in index.tensors.items():
+    for number, (name, entry) in enumerate(index.tensors.items(), start=1):
         try:
             with entry.path.open("rb", buffering=0) as file:
                 finite = _is_finite(file, entry, buffer)
@@ -40,6 +41,7 @@ def check_values(index: CheckpointIndex) -> None:
             raise CheckpointError(f"{entry.path}: tensor {name}: {error.strerror or error}") from None
         if not finite:
             raise not_finite(entry, name)
+        on_tensor(number)
 
 
 def _is_finite(file: FileIO, entry: TensorEntry, buffer: npt.NDArray[np.uint8]) -> bool:

@@ -56,6 +56,14 @@ def test_every_number_that_is_finite_will_do(dtype: torch.dtype, chunk_bytes: in
     check_values(check_checkpoint(tmp_path))
 
 
+def test_whoever_waits_is_told_of_every_tensor(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "dream-gqa")
+    index = check_checkpoint(tmp_path)
+    told: list[int] = []
+    check_values(index, on_tensor=told.append)
+    assert told == list(range(1, len(index.tensors) + 1))
+
+
 def test_the_one_tensor_among_many_is_named(tmp_path: Path) -> None:
     name = spoiled_copy(write_checkpoint(tmp_path / "good", "dream-gqa"), tmp_path / "bad", float("nan"))
     check_values(check_checkpoint(tmp_path / "good"))

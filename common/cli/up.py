@@ -24,6 +24,7 @@ from common.cli.policy_flags import (
     tokens_or_auto,
     worker_options,
 )
+from common.cli.progress import Progress
 from common.cli.redis_process import redis_installed
 from common.cli.restart_orders import obey_restart_orders
 from common.cli.run_dir import findable, new_run_dir
@@ -157,7 +158,7 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
     _check_counts(args, mode, prefill_workers)
     _check_devices(args.device)
     model_dir: Path = (args.model or default_model_dir()).absolute()
-    check_values(check_checkpoint(model_dir))
+    _check_model(model_dir)
     load_text_codec(model_dir)
     if args.story_dir is not None:
         make_folder(args.story_dir, "--story-dir")
@@ -184,6 +185,13 @@ def cluster_config(args: argparse.Namespace, *, host: str, grpc_port: int) -> Cl
         log_level=args.log_level,
         story_dir=None if args.story_dir is None else args.story_dir.absolute(),
     )
+
+
+def _check_model(model_dir: Path) -> None:
+    """Raises CheckpointError; a big model takes as long as its files take to be read."""
+    index = check_checkpoint(model_dir)
+    with Progress(len(index.tensors), "tensors of the model checked") as progress:
+        check_values(index, on_tensor=progress.show)
 
 
 def _whole(text: str) -> int:
