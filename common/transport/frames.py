@@ -37,7 +37,7 @@ from common.transport.messages import (
     UcxPeer,
 )
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 MAX_DATA_BYTES = 2 << 20
 """Longest payload of a data frame: what one turn of the event loop copies, sums and hands over (1 ms in all)."""
 

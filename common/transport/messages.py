@@ -30,7 +30,7 @@ _REQUEST = struct.Struct("<QIIQId?")
 _REFUSAL = struct.Struct("<Q")
 _ACCEPT = struct.Struct("<IQ")
 _STRING = struct.Struct("<H")
-_PEER = struct.Struct("<QQIIII")
+_PEER = struct.Struct("<QQIIIII")
 _DELIVERED = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
 _TRAILER = struct.Struct("<d")
@@ -169,7 +169,7 @@ class UcxPeer:
     A reader adds its `standing` and the `networks_address` for an owner that must not share memory with it, and a
     `nonce`; an owner whose memory can be read the `memory_key` that this takes, and the `proof_address` where it holds
     its answer to the nonce. UCX aborts the process over an address of another format, so `ucx_version` ("1.21") goes
-    first.
+    first, and nothing of this is believed without its `seal` (`ucx_seal`).
     """
 
     ucx_version: str
@@ -180,10 +180,11 @@ class UcxPeer:
     nonce: bytes = b""
     memory_key: bytes = b""
     proof_address: int = 0
+    seal: bytes = b""
 
     def encode(self) -> bytes:
         """Payload bytes."""
-        blobs = (self.worker_address, self.networks_address, self.memory_key, self.nonce)
+        blobs = (self.worker_address, self.networks_address, self.memory_key, self.nonce, self.seal)
         head = _PEER.pack(self.first_tag, self.proof_address, *map(len, blobs))
         standing = ("", "") if self.standing is None else (self.standing.segments, self.standing.rights)
         return head + b"".join(blobs) + b"".join(map(_pack_string, (self.ucx_version, *standing)))
@@ -196,7 +197,7 @@ class UcxPeer:
         for length in lengths:
             blobs.append(payload[end : end + length])
             end += length
-        worker_address, networks_address, memory_key, nonce = blobs
+        worker_address, networks_address, memory_key, nonce, seal = blobs
         if not worker_address or end > len(payload):
             raise MalformedFrame("no UCX worker address")
         if len(nonce) not in (0, NONCE_BYTES) or proof_address + PROOF_BYTES > 1 << 64:
@@ -211,6 +212,7 @@ class UcxPeer:
             nonce=nonce,
             memory_key=memory_key,
             proof_address=proof_address,
+            seal=seal,
         )
 
 

@@ -5,6 +5,7 @@ It is the direct protocol (`direct_reader`), with UCX in the place of the system
 
 from __future__ import annotations
 
+from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.transport.base import KvSink
 from common.transport.byte_stream import ByteStream
@@ -32,11 +33,15 @@ class UcxDirectConnection:
         when that takes longer than `timeout_s`.
         """
         challenge = Challenge(handle.owner)
-        return await opened(handle.address, timeout_s, lambda stream: cls._introduce(stream, runtime, challenge))
+        return await opened(
+            handle.address, timeout_s, lambda stream: cls._introduce(stream, runtime, handle.owner, challenge)
+        )
 
     @classmethod
-    async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime, challenge: Challenge) -> UcxDirectConnection:
-        peer, endpoint = await introduced(stream, runtime, nonce=challenge.nonce)
+    async def _introduce(
+        cls, stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife, challenge: Challenge
+    ) -> UcxDirectConnection:
+        peer, endpoint = await introduced(stream, runtime, owner, nonce=challenge.nonce)
         try:
             if (memory := endpoint.peer_memory(peer.memory_key)) is None:
                 raise NoDirectPath("UCX sends messages there")

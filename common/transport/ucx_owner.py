@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from common.core.ids import WorkerLife
 from common.errors import Reason, WireError
 from common.racing import race
 from common.transport.base import KvProvider
@@ -24,6 +25,7 @@ from common.transport.owner_session import OwnerLimits, OwnerSession, computed_r
 from common.transport.tcp_owner import serve_inline
 from common.transport.ucx_pieces import SEND_WINDOW_BYTES, SEND_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
+from common.transport.ucx_seal import Side, is_sealed, sealed
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +56,12 @@ async def serve_peer(
 ) -> None:
     """Serve a connection whose reader has introduced its UCX worker: it takes payloads itself, or is sent them."""
     decoder = FrameDecoder(frozenset({FrameKind.TAKES_MEMORY, FrameKind.REQUEST, FrameKind.ACK}))
+    life = provider.life
     # It has to lie there until the reader has looked: it does while this connection is served.
-    proof = HeldProof(peer.nonce, provider.life) if provider.in_host_memory and peer.nonce else None
+    proof = HeldProof(peer.nonce, life) if provider.in_host_memory and peer.nonce else None
     try:
         async with asyncio.timeout(limits.handshake_timeout_s):
-            endpoint = await _introduce(peer, stream, limits, runtime, proof)
+            endpoint = await _introduce(peer, stream, limits, runtime, life, proof)
     except TimeoutError:
         _log.warning("KV connection dropped: UCX did not connect within %g s", limits.handshake_timeout_s)
         return
@@ -79,12 +82,23 @@ async def serve_peer(
 
 
 async def _introduce(
-    peer: UcxPeer, stream: ByteStream, limits: OwnerLimits, runtime: UcxRuntime, proof: HeldProof | None
+    peer: UcxPeer,
+    stream: ByteStream,
+    limits: OwnerLimits,
+    runtime: UcxRuntime,
+    life: WorkerLife,
+    proof: HeldProof | None,
 ) -> UcxEndpoint:
     runtime.check_peer(peer)
+    if not is_sealed(peer, life, Side.READER):
+        # A reader that was sent to an earlier life asks the scheduler again.
+        error = WireError(Reason.STALE_INCARNATION, "a UCX introduction to another life than this worker's")
+        await stream.say(Refusal(error=error, number=0), stall_timeout_s=limits.stall_timeout_s)
+        raise error
     endpoint = await _connected(peer, stream, limits, runtime)
     try:
-        await stream.say(runtime.answer_to(peer, proof), stall_timeout_s=limits.stall_timeout_s)
+        answer = sealed(runtime.answer_to(peer, proof), life, Side.OWNER)
+        await stream.say(answer, stall_timeout_s=limits.stall_timeout_s)
     except BaseException:
         await endpoint.abort([])
         raise

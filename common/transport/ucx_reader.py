@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
+from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.racing import race
@@ -30,6 +31,7 @@ from common.transport.messages import (
 from common.transport.tcp_reader import ask, connect, expect_trailer
 from common.transport.ucx_pieces import RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
+from common.transport.ucx_seal import Side, is_sealed, sealed
 
 _Frames = asyncio.Queue[ControlMessage | DataFrame]
 
@@ -57,23 +59,26 @@ async def opened(address: str, timeout_s: float, introduce: Callable[[ByteStream
         raise WireError(Reason.PEER_LOST, f"the KV peer did not answer within {timeout_s} s") from None
 
 
-async def introduced(stream: ByteStream, runtime: UcxRuntime, *, nonce: bytes = b"") -> tuple[UcxPeer, UcxEndpoint]:
-    """The owner at the other end, and an endpoint to it. `UcxPeer.first_tag` is the one that this side has drawn; with
-    a `nonce` the owner says, if it can, how to read its memory.
+async def introduced(
+    stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife, *, nonce: bytes = b""
+) -> tuple[UcxPeer, UcxEndpoint]:
+    """What `owner`, at the other end, says of itself, and an endpoint to it. `UcxPeer.first_tag` is the one that this
+    side has drawn; with a `nonce` the owner says, if it can, how to read its memory.
 
-    Raises `NoUcxPath` when the owner says that it has no UCX.
+    Raises `NoUcxPath` when the owner says that it has no UCX, `WireError` STALE_INCARNATION that it lives another life.
     """
     first_tag = secrets.randbits(64)
-    await stream.say(runtime.introduction(first_tag, nonce=nonce), stall_timeout_s=None)
+    own = sealed(runtime.introduction(first_tag, nonce=nonce), owner, Side.READER)
+    await stream.say(own, stall_timeout_s=None)
     peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER, FrameKind.REFUSAL})))
     if isinstance(peer, Refusal):
-        raise NoUcxPath(peer.error.message)
+        raise peer.error if peer.error.reason is Reason.STALE_INCARNATION else NoUcxPath(peer.error.message)
     if not isinstance(peer, UcxPeer):
         raise MalformedFrame("a UCX connection begins with an introduction")
     # First: what else another version says may mean something else.
     runtime.check_peer(peer)
-    if peer.first_tag != first_tag:
-        raise MalformedFrame("a UCX introduction answers another one")
+    if peer.first_tag != first_tag or not is_sealed(peer, owner, Side.OWNER):
+        raise MalformedFrame("a UCX introduction that is not this owner's answer")
     return peer, await runtime.connect(peer.worker_address)
 
 
@@ -99,11 +104,11 @@ class UcxConnection:
     @classmethod
     async def open(cls, handle: KvHandle, runtime: UcxRuntime, timeout_s: float) -> UcxConnection:
         """Connect and introduce each other; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
-        return await opened(handle.address, timeout_s, lambda stream: cls._introduce(stream, runtime))
+        return await opened(handle.address, timeout_s, lambda stream: cls._introduce(stream, runtime, handle.owner))
 
     @classmethod
-    async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime) -> UcxConnection:
-        peer, endpoint = await introduced(stream, runtime)
+    async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife) -> UcxConnection:
+        peer, endpoint = await introduced(stream, runtime, owner)
         decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.TRAILER, FrameKind.REFUSAL}))
         return cls(stream, decoder, runtime, endpoint, TagSequence(peer.first_tag))
 

@@ -98,6 +98,7 @@ messages = st.one_of(
         nonce=st.one_of(st.just(b""), nonces),
         memory_key=st.binary(max_size=40),
         proof_address=addresses,
+        seal=st.binary(max_size=40),
     ),
     st.just(TakesMemory()),
     st.builds(Delivered, first=u64, payload_sums=st.lists(u32, max_size=70).map(tuple)),

@@ -17,13 +17,15 @@ from common.transport.direct import DirectTransport
 from common.transport.frames import HEADER_BYTES, FrameKind, encode_control
 from common.transport.memory_proof import PROOF_BYTES, Challenge, HeldProof
 from common.transport.memory_run import Spans, address_of
-from common.transport.messages import DirectHello, DirectOffer
+from common.transport.messages import DirectHello, DirectOffer, UcxPeer
 from common.transport.process_memory import read_memory
+from common.transport.ucx import UcxTransport
+from common.transport.ucx_runtime import UcxRuntime
+from common.transport.ucx_seal import Side, sealed
 from tests.transport.doubles import OWNER, MemoryProvider, MemorySink, handle_for, random_layers
 from tests.transport.test_direct_faults import HERE, closing, failure_of
 from tests.transport.test_transport_processes import owner_process
-from tests.transport.test_ucx_direct import LAYER_BYTES, LAYERS, CountingSink
-from tests.transport.test_ucx_direct import fetched as ucx_fetched
+from tests.transport.test_ucx_direct import CountingSink
 from tests.transport.wire_peer import (
     accept_frame,
     data_frame,
@@ -177,10 +179,23 @@ async def test_an_owner_that_passes_on_what_another_one_offers_is_not_read() -> 
 
 async def test_over_ucx_too_only_the_memory_of_the_owner_asked_is_read() -> None:
     """Its worker's address says which process is read, and may be another's: messages do without."""
-    provider, data = MemoryProvider(), random_layers(LAYERS, LAYER_BYTES)
-    provider.life = ANOTHER
-    lease, sink = provider.lend(data), CountingSink()
+    runtime, nonces, held = UcxRuntime(), [], []
+
+    async def script(first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = UcxPeer.decode(first[HEADER_BYTES:])
+        nonces.append(peer.nonce)
+        held.append(proof := HeldProof(peer.nonce, ANOTHER))
+        writer.write(encode_control(sealed(runtime.answer_to(peer, proof), OWNER, Side.OWNER)))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            writer.write(refusal_frame(Reason.KV_NOT_FOUND, "none here", request=await read_frame(reader)))
+
+    sink = CountingSink()
     sink.in_long_runs = True
-    await ucx_fetched(provider, sink)
-    assert sink.content == data and sink.taken_layers == 0
-    assert await lease.until_closed() == [True]
+    reader = UcxTransport()
+    try:
+        async with scripted_owner(script) as address, closing(reader):
+            failure = await failure_of(reader, address, sink)
+    finally:
+        await runtime.close()
+    assert failure.reason is Reason.KV_NOT_FOUND and sink.taken_layers == 0
+    assert [bool(nonce) for nonce in nonces] == [True, False]
