@@ -35,6 +35,9 @@ from common.transport.ucx_seal import Side, is_sealed, sealed
 
 _Frames = asyncio.Queue[ControlMessage | DataFrame]
 
+_FRAMES_BESIDE = 2
+"""Frames of a read that tell of no piece: trailer and refusal."""
+
 C = TypeVar("C")
 
 
@@ -129,7 +132,8 @@ class UcxConnection:
     async def _read(self, sink: KvSink, request: ReadRequest) -> Received:
         first = await ask(self._stream, self._decoder, request, sink)
         frames: _Frames = asyncio.Queue()
-        trailer = await race(self._collect(sink, first, frames), self._hear(frames))
+        posts = _Posts(sink, first)
+        trailer = await race(self._collect(sink, posts, frames), self._hear(frames, posts.count))
         await self._stream.say(Ack(), stall_timeout_s=None)
         return first.size_bytes * sink.layers, trailer
 
@@ -138,18 +142,28 @@ class UcxConnection:
         self._stream.close()
         await self._endpoint.abort(self._receives)
 
-    async def _hear(self, frames: _Frames) -> NoReturn:
-        """Take frames off the stream as they come: its end must be noticed whatever the payloads do."""
+    async def _hear(self, frames: _Frames, pieces: int) -> NoReturn:
+        """Take frames off the stream as they come: its end must be noticed whatever the payloads do.
+
+        Raises `MalformedFrame` when they are more than a read of so many `pieces` has: they wait in memory.
+        """
+        left, left_beside = pieces, _FRAMES_BESIDE
         while True:
             frame = await self._stream.receive(self._decoder)
+            if isinstance(frame, Delivered):
+                # One that tells of nothing is as wrong, but counts.
+                left -= max(1, len(frame.payload_sums))
+            else:
+                left_beside -= 1
+            if min(left, left_beside) < 0:
+                raise MalformedFrame(f"more than a read of {pieces} pieces has")
             frames.put_nowait(frame)
             if isinstance(frame, Refusal):
                 # The end of the stream follows; what was said before it counts.
                 await asyncio.get_running_loop().create_future()
 
-    async def _collect(self, sink: KvSink, first: ByteRun, frames: _Frames) -> Trailer:
+    async def _collect(self, sink: KvSink, posts: _Posts, frames: _Frames) -> Trailer:
         """Fill the sink; returns the trailer."""
-        posts = _Posts(sink, first)
         window = Window(max_bytes=RECEIVE_WINDOW_BYTES, max_pieces=RECEIVE_WINDOW_PIECES)
         posted: deque[tuple[_Landing, UcxTransfer]] = deque()
         sums: deque[int] = deque()

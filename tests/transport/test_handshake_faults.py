@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.errors import Reason, WireError
-from common.transport.frames import encode_control
-from common.transport.messages import UcxPeer
+from common.transport.frames import HEADER_BYTES, encode_control
+from common.transport.messages import Delivered, UcxPeer
 from common.transport.socket_transport import SocketTransport
 from common.transport.ucx import UcxTransport
-from tests.transport.doubles import PATIENCE_S, MemoryProvider, MemorySink, handle_for, random_layers
+from common.transport.ucx_runtime import UcxRuntime
+from common.transport.ucx_seal import Side, sealed
+from tests.transport.doubles import OWNER, PATIENCE_S, MemoryProvider, MemorySink, handle_for, random_layers
 from tests.transport.kinds import KINDS
-from tests.transport.wire_peer import raw_reader, read_frame, scripted_owner
+from tests.transport.wire_peer import accept_frame, raw_reader, read_frame, scripted_owner, trailer_frame
 
 LAYER = 3000
 DATA = random_layers(2, LAYER)
@@ -151,3 +153,33 @@ async def test_another_version_of_ucx_is_refused_at_both_ends() -> None:
             writer.write(FOREIGN)
             assert await asyncio.wait_for(stream.read(), PATIENCE_S) == b""
         assert not provider.requests
+
+
+def told(*payload_sums: int) -> bytes:
+    return encode_control(Delivered(first=0, payload_sums=payload_sums))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [told(1, 2, 3), told(1) + told(2) + told(3), told(1) + told() * 2, told(1) + trailer_frame() * 3],
+    ids=["in one word", "word by word", "of nothing", "beside the pieces"],
+)
+async def test_an_owner_that_says_more_than_a_read_has_is_not_listened_to(words: bytes) -> None:
+    """The read has 2 pieces, of which none comes: what is said meanwhile would wait in memory."""
+    runtime, reader = UcxRuntime(), UcxTransport()
+
+    async def script(first: bytes, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer = runtime.answer_to(UcxPeer.decode(first[HEADER_BYTES:]), None)
+        writer.write(encode_control(sealed(answer, OWNER, Side.OWNER)))
+        await read_frame(stream)
+        writer.write(accept_frame(2, LAYER) + words)
+        await stream.read()
+
+    try:
+        async with scripted_owner(script) as address:
+            with pytest.raises(WireError, match="more than a read of 2 pieces has") as caught:
+                await reader.fetch(handle=handle_for(address), sink=MemorySink(2, LAYER), timeout_s=PATIENCE_S)
+    finally:
+        await reader.aclose()
+        await runtime.close()
+    assert caught.value.reason is Reason.KV_CHECKSUM
