@@ -289,8 +289,7 @@ async def test_nothing_is_begun_while_others_are_here_or_while_the_worker_drains
 
 
 async def test_a_forward_that_nobody_asked_for_is_watched_and_its_bugs_end_the_worker() -> None:
-    # Long enough for the first forward of an engine on a busy machine.
-    async with workers(Role.DECODE, may_fail=True, stuck_forward_s=2.0) as (decode,):
+    async with workers(Role.DECODE, may_fail=True, stuck_forward_s=0.1) as (decode,):
         ahead_of(decode).hold()
         await decoded(decode, named("a"))
         with pytest.raises(ExceptionGroup) as caught:
