@@ -283,14 +283,6 @@ class WorkerConfig(CoreServiceConfig):
     max_batch_size: int = field(
         default=defaults.DEFAULT_MAX_BATCH_SIZE, metadata=about("most decodes in one iteration", minimum=1)
     )
-    run_ahead_tokens: int = field(
-        default=defaults.DEFAULT_RUN_AHEAD_TOKENS,
-        metadata=about(
-            "longest canvas whose next prefill an idle worker begins before it is asked for; takes as many tokens' "
-            "KV pages more (0: none)",
-            minimum=0,
-        ),
-    )
     fast_link_domain: str = field(
         default="",
         metadata=about("name shared by workers with fast links to each other (empty: those on the same host)"),

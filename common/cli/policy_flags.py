@@ -16,7 +16,7 @@ SCHEDULER_SETTINGS = (
     *("tenant_weights", "tenant_quantum", "max_queue_wait_s"),
 )
 GATEWAY_SETTINGS = ("audit_rate",)
-WORKER_SETTINGS = ("target_decode_gap_s", "max_prefill_tokens_per_batch", "max_batch_size", "run_ahead_tokens")
+WORKER_SETTINGS = ("target_decode_gap_s", "max_prefill_tokens_per_batch", "max_batch_size")
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,9 +19,6 @@ DEFAULT_MAX_BATCH_SIZE = 128
 DEFAULT_MAX_PREFILL_TOKENS_PER_BATCH = 4096
 """Most canvas tokens a prefill worker packs into one forward; a longer canvas runs alone."""
 
-DEFAULT_RUN_AHEAD_TOKENS = 1024
-"""Longest canvas whose next prefill a worker with nothing to do begins before it is asked for."""
-
 DEFAULT_KV_LEASE_S = 30.0
 """How long a prefill worker keeps K/V for a decode worker that has not come for it."""
 

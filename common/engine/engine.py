@@ -109,14 +109,6 @@ class Engine:
         )
         return cls(config=config, pool=pool, transformer=transformer, row_plan=row_plan)
 
-    def twin(self, *, num_pages: int) -> Engine:
-        """The same model over a pool of its own; one thread at a time calls either. Raises `ConfigError` without room.
-
-        What it computes is bit for bit what this one would.
-        """
-        pool = KvPool(layout=self.layout, num_pages=num_pages, device=self.pool.tensor.device)
-        return Engine(config=self.config, pool=pool, transformer=self._transformer, row_plan=self._row_plan)
-
     def open_block(
         self,
         *,
@@ -161,15 +153,6 @@ class Engine:
             masked=sorted(masked),
             next_step=next_step,
         )
-
-    def copy_kv(self, twin: Engine, source: BlockState, target: BlockState) -> None:
-        """Bring the K/V of a whole canvas from the pool of a twin to this one's; both states are of the same block.
-
-        On CUDA the copies are queued on the current stream, as a forward's writes are.
-        """
-        assert source.canvas_tokens == target.canvas_tokens, f"{target.attempt}: not the canvas of {source.attempt}"
-        for layer in range(self.layout.n_layers):
-            self.pool.write(layer, target.slots, *twin.pool.gather(layer, source.slots))
 
     @torch.inference_mode()
     def step(

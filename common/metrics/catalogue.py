@@ -70,10 +70,6 @@ BLOCK_DECODE_S = Histogram("sangam_block_decode_s", "From K/V at hand to block c
 # Workers.
 ITERATION_S = Histogram("sangam_iteration_s", "Forwards, by what they held", labels=("kind",))
 ITERATION_TOKENS = Counter("sangam_iteration_tokens_total", "Query tokens of forwards, by kind", labels=("kind",))
-AHEAD_FORWARDS_USED = Counter("sangam_ahead_forwards_used_total", "Prefills begun before their calls, which came")
-AHEAD_FORWARDS_DISCARDED = Counter(
-    "sangam_ahead_forwards_discarded_total", "Prefills begun before their calls, which did not come"
-)
 DECODE_GAP_S = Gauge("sangam_decode_gap_s", "Smoothed time between two steps of a decode")
 DEFICIT_TOKENS = Gauge("sangam_deficit_tokens", "Budget left over by earlier iterations")
 TOKEN_BUDGET_TOKENS = Gauge("sangam_token_budget_tokens", "Tau in force")

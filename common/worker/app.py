@@ -47,7 +47,6 @@ from common.worker.performer import Performer
 from common.worker.reception import Reception
 from common.worker.registry_client import Holdings, RegistryClient
 from common.worker.retained_kv import RetainedKv
-from common.worker.run_ahead import RunAhead
 from common.worker.scheduler_link import SchedulerLink
 from common.worker.servicers import DecodeServicer, PrefillServicer
 from common.worker.unowned import UnownedOfWorker
@@ -97,7 +96,6 @@ class WorkerApp:
             engine,
             complete=self._core_loop.complete if role is Role.DECODE else self._complete_on_loop,
             on_failed=self._on_bug,
-            run_ahead=self._make_run_ahead(),
             fence=self._staging.fence,
             on_layer=self._serving.layer_computed if role is Role.PREFILL else None,
             wants_layers=lambda: self._serving.is_read_early,
@@ -356,13 +354,6 @@ class WorkerApp:
             feed=self._core_loop.feed,
             measures=WorkerMeasures(self._role),
         )
-
-    def _make_run_ahead(self) -> RunAhead | None:
-        limit_tokens = self._config.run_ahead_tokens
-        return RunAhead(self._engine, limit_tokens=limit_tokens, is_alone=self._is_alone) if limit_tokens else None
-
-    def _is_alone(self, attempt: BlockAttempt) -> bool:
-        return not self._stop.is_set() and self._core_loop.holds_only(attempt)
 
     def _make_reception(self) -> Reception:
         return Reception(

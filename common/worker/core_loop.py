@@ -139,12 +139,6 @@ class CoreLoop:
         with self._lock:
             return self._core.view()
 
-    def holds_only(self, attempt: BlockAttempt) -> bool:
-        """Whether that block is here, its caller waits for it, and there is no other. Any thread may ask."""
-        with self._lock:
-            books = self._core.books
-            return not self._stopped and books.here() == books.awaited() == {attempt}
-
     def holdings(self) -> CoreHoldings:
         """What the core holds, and what of it for nobody."""
         with self._lock:

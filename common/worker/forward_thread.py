@@ -9,17 +9,17 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from common.core.ids import BlockAttempt
+from common.core.params import CacheMode, SamplingParams
 from common.core.worker_effects import CloseBlock, OpenBlock, RunIteration
 from common.core.worker_events import IterationCompleted
-from common.engine.engine import BlockState
-from common.worker.forward_engine import ForwardEngine, open_block
+from common.engine.engine import BlockState, StepResult
 from common.worker.forward_watch import ForwardStuck
 from common.worker.kv_staging import Fence
-from common.worker.run_ahead import AheadForward, RunAhead
 
 JOIN_TIMEOUT_S = 30.0
 """Longest wait for a forward that is still running when the process wants to end."""
@@ -30,20 +30,36 @@ LAYERS_INTERVAL_S = 0.005
 the interpreter from the forward, and wakes two event loops."""
 
 
+class ForwardEngine(Protocol):
+    """The part of `common.engine.engine.Engine` that the forward thread calls."""
+
+    def open_block(
+        self,
+        *,
+        attempt: BlockAttempt,
+        prompt_token_ids: Sequence[int],
+        generated_token_ids: Sequence[int],
+        canvas_tokens: int,
+        block_length_tokens: int,
+        block: int,
+        cache_mode: CacheMode,
+        sampling: SamplingParams,
+        page_ids: Sequence[int],
+        revealed: Mapping[int, int],
+        next_step: int,
+    ) -> BlockState:
+        """Build the state of one block; see `Engine.open_block`."""
+
+    def step(self, items: Sequence[BlockState], *, on_layer: Callable[[int], None] | None = None) -> list[StepResult]:
+        """Run one packed forward; see `Engine.step`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardJob:
     """One iteration, and the blocks to open and close (in that order of events) before it runs."""
 
     changes: tuple[OpenBlock | CloseBlock, ...]
     run: RunIteration
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """An open block, and how it was opened."""
-
-    opened: OpenBlock
-    state: BlockState
 
 
 class ForwardThread:
@@ -55,9 +71,6 @@ class ForwardThread:
     the layer is computed already, at most once per `LAYERS_INTERVAL_S`: the forward's end tells the rest. Nothing is
     told while nobody `wants_layers` (asked on this thread); what is told next holds for all before it. A forward or a
     `complete` that raises is a bug of this process: `on_failed` is called once and the thread ends.
-
-    With `run_ahead` it does not wait for the next job, but begins with what that will most likely ask for. A job that
-    does so finds the prefill done: its batch runs without it, and its outcome says how long it took when it ran.
     """
 
     def __init__(
@@ -66,13 +79,11 @@ class ForwardThread:
         *,
         complete: Callable[[IterationCompleted], ForwardJob | None],
         on_failed: Callable[[BaseException], None],
-        run_ahead: RunAhead | None = None,
         fence: Callable[[], Fence] = lambda: None,
         on_layer: Callable[[Sequence[BlockAttempt], int, Fence], None] | None = None,
         wants_layers: Callable[[], bool] = lambda: True,
     ) -> None:
         self._engine = engine
-        self._ahead = run_ahead
         self._fence = fence
         self._on_layer = on_layer
         self._wants_layers = wants_layers
@@ -80,7 +91,7 @@ class ForwardThread:
         self._on_failed = on_failed
         # One hand-over of the interpreter wakes its reader; a `Queue` takes one for each of its locks.
         self._jobs: queue.SimpleQueue[ForwardJob | None] = queue.SimpleQueue()
-        self._blocks: dict[BlockAttempt, _Block] = {}
+        self._states: dict[BlockAttempt, BlockState] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
@@ -113,11 +124,7 @@ class ForwardThread:
         try:
             while (job := self._jobs.get()) is not None:
                 while job is not None:
-                    outcome = self._execute(job)
-                    last = self._alone(outcome)
-                    job = self._complete(outcome)
-                if last is not None:
-                    self._run_ahead(last)
+                    job = self._complete(self._execute(job))
         except BaseException as error:
             self._post(self._on_failed, error)
 
@@ -129,43 +136,25 @@ class ForwardThread:
             # The loop has closed: nobody is left to hear of it.
             assert self._loop.is_closed()
 
-    def _alone(self, outcome: IterationCompleted) -> _Block | None:
-        """The block that `outcome` is about, if it is all that this worker has, and was prefilled here."""
-        if self._ahead is None or len(outcome.deltas) > 1:
-            return None
-        ((attempt, _),) = outcome.deltas
-        block = self._blocks[attempt]
-        return block if block.opened.first is None and self._ahead.is_chance(attempt, block.state) else None
-
-    def _run_ahead(self, last: _Block) -> None:
-        assert self._ahead is not None
-        self._running_since_s = time.monotonic()
-        self._ahead.run(last.opened.work, last.state)
-        self._running_since_s = None
-
     def _execute(self, job: ForwardJob) -> IterationCompleted:
-        started_s = self._running_since_s = time.monotonic()
-        ahead = [done for change in job.changes if (done := self._apply(change)) is not None]
-        deltas = {done.work.attempt: done.delta for done in ahead}
-        run, duration_s = job.run, sum(done.duration_s for done in ahead)
-        attempts = [attempt for attempt in run.decodes + run.prefills if attempt not in deltas]
-        if attempts:
-            states = [self._blocks[attempt].state for attempt in attempts]
-            prefills = [attempt for attempt in run.prefills if attempt not in deltas]
-            results = self._engine.step(states, on_layer=self._layer_hook(prefills))
-            deltas |= {attempt: result.delta for attempt, result in zip(attempts, results, strict=True)}
-            duration_s += time.monotonic() - started_s
+        started = self._running_since_s = time.monotonic()
+        for change in job.changes:
+            self._apply(change)
+        attempts = job.run.decodes + job.run.prefills
+        states = [self._states[attempt] for attempt in attempts]
+        results = self._engine.step(states, on_layer=self._layer_hook(job.run))
+        assert len(results) == len(attempts), "the engine answers every item"
         self._running_since_s = None
         return IterationCompleted(
-            iteration=run.iteration,
-            deltas=tuple((attempt, deltas[attempt]) for attempt in run.decodes + run.prefills),
-            duration_s=duration_s,
+            iteration=job.run.iteration,
+            deltas=tuple((attempt, result.delta) for attempt, result in zip(attempts, results, strict=True)),
+            duration_s=time.monotonic() - started,
         )
 
-    def _layer_hook(self, prefills: Sequence[BlockAttempt]) -> Callable[[int], None] | None:
+    def _layer_hook(self, run: RunIteration) -> Callable[[int], None] | None:
         """What the engine calls after each layer of a batch with prefills, if anybody wants to know."""
         on_layer = self._on_layer
-        if on_layer is None or not prefills:
+        if on_layer is None or not run.prefills:
             return None
         told_at_s = time.monotonic()
 
@@ -177,18 +166,26 @@ class ForwardThread:
             # A device is still at it, and how long it takes nobody knows.
             if fence is not None or now_s - told_at_s >= LAYERS_INTERVAL_S:
                 told_at_s = now_s
-                self._post(on_layer, prefills, layer, fence)
+                self._post(on_layer, run.prefills, layer, fence)
 
         return computed
 
-    def _apply(self, change: OpenBlock | CloseBlock) -> AheadForward | None:
-        """Open or close a block; returns the first forward of one that is opened, if that has run ahead."""
+    def _apply(self, change: OpenBlock | CloseBlock) -> None:
         if isinstance(change, CloseBlock):
-            del self._blocks[change.attempt]
-            return None
-        attempt = change.work.attempt
-        assert attempt not in self._blocks, f"{attempt} is open already"
-        done = None if self._ahead is None else self._ahead.take(change)
-        state = open_block(self._engine, change) if done is None else done.state
-        self._blocks[attempt] = _Block(opened=change, state=state)
-        return done
+            del self._states[change.attempt]
+            return
+        work, first = change.work, change.first
+        assert work.attempt not in self._states, f"{work.attempt} is open already"
+        self._states[work.attempt] = self._engine.open_block(
+            attempt=work.attempt,
+            prompt_token_ids=work.prompt_token_ids,
+            generated_token_ids=work.generated_token_ids,
+            canvas_tokens=work.canvas_tokens,
+            block_length_tokens=work.block_length_tokens,
+            block=work.attempt.block,
+            cache_mode=work.cache_mode,
+            sampling=work.sampling,
+            page_ids=change.page_ids,
+            revealed={} if first is None else dict(zip(first.positions, first.token_ids, strict=True)),
+            next_step=0 if first is None else first.step + 1,
+        )

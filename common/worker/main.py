@@ -100,7 +100,6 @@ def _auto_pages(config: WorkerConfig, dtype: str, index: CheckpointIndex) -> int
         dtype=dtype,
         page_size_tokens=config.page_size_tokens,
         max_batch_size=config.max_batch_size,
-        run_ahead_tokens=config.run_ahead_tokens,
         pool_bytes=pool_bytes(weights_bytes=weights, free_bytes=_free_bytes(config.device)),
     )
 

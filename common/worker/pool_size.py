@@ -12,26 +12,11 @@ CUDA_POOL_SHARE = 0.8
 """Share of the device's memory left over by the weights that an automatic pool takes; activations need the rest."""
 
 
-def auto_pages(
-    *,
-    model: ModelConfig,
-    dtype: str,
-    page_size_tokens: int,
-    max_batch_size: int,
-    pool_bytes: int,
-    run_ahead_tokens: int,
-) -> int:
-    """Pages that fit `pool_bytes` beside those for running ahead; at most what a full batch of longest canvases can
-    use, at least one."""
+def auto_pages(*, model: ModelConfig, dtype: str, page_size_tokens: int, max_batch_size: int, pool_bytes: int) -> int:
+    """Pages that fit `pool_bytes`, at most what a full batch of longest canvases can use, at least one."""
     page_bytes = 2 * model.n_layers * page_size_tokens * model.n_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
     useful = max_batch_size * -(-model.max_canvas_tokens // page_size_tokens)
-    ahead = run_ahead_pages(run_ahead_tokens, model=model, page_size_tokens=page_size_tokens)
-    return max(1, min(pool_bytes // page_bytes - ahead, useful))
-
-
-def run_ahead_pages(run_ahead_tokens: int, *, model: ModelConfig, page_size_tokens: int) -> int:
-    """Pages that hold one canvas of up to `run_ahead_tokens`, which the model may not take."""
-    return -(-min(run_ahead_tokens, model.max_canvas_tokens) // page_size_tokens)
+    return max(1, min(pool_bytes // page_bytes, useful))
 
 
 def pool_bytes(*, weights_bytes: int, free_bytes: int | None) -> int:

@@ -33,7 +33,7 @@ def test_what_is_given_arrives():
         *("--no-overflow", "--no-kv-overlap", "--sticky-workers", "--dispatch", "late", "--dispatch-ahead", "3"),
         *("--queue-order", "fewest_remaining_blocks", "--decode-policy", "balanced_length", "--length-slack", "0.25"),
         *("--tenant-weights", "a=3,b=1", "--max-gen-len", "256", "--max-queue-wait-s", "1.5"),
-        *("--max-prefill-tokens-per-batch", "512", "--max-batch-size", "16", "--run-ahead-tokens", "0"),
+        *("--max-prefill-tokens-per-batch", "512", "--max-batch-size", "16"),
     )
     scheduler = load_config(SchedulerServiceConfig, scheduler_options(args), "sangam scheduler", environ={})
     assert (scheduler.overflow, scheduler.kv_overlap, scheduler.sticky_workers) == (False, False, True)
@@ -44,7 +44,7 @@ def test_what_is_given_arrives():
     worker = load_config(
         WorkerConfig, [*worker_options(args), "--scheduler-address=h:1", "--model-dir=m"], "sangam worker", environ={}
     )
-    assert (worker.max_prefill_tokens_per_batch, worker.max_batch_size, worker.run_ahead_tokens) == (512, 16, 0)
+    assert (worker.max_prefill_tokens_per_batch, worker.max_batch_size) == (512, 16)
 
 
 def test_the_audit_rate_reaches_the_gateway_and_a_wrong_one_is_named():

@@ -59,22 +59,6 @@ def test_a_decode_goes_on_from_pages_transferred_to_another_engine(engine, mode)
         assert torch.equal(logits_of(here), logits_of(there)) and here.delta == there.delta
 
 
-@pytest.mark.parametrize("mode", [CacheMode.DUAL, CacheMode.PREFIX])
-def test_a_decode_goes_on_from_the_pages_of_a_twin(engine, mode):
-    twin = engine.twin(num_pages=4)
-    twin.pool.tensor.fill_(float("nan"))
-    state, ahead = open_block(engine, [1, 2, 3], mode=mode), open_block(twin, [3, 0, 1], mode=mode)
-    (prefill,), (same,) = engine.step([state], keep_logits=True), twin.step([ahead], keep_logits=True)
-    assert torch.equal(logits_of(prefill), logits_of(same)) and prefill.delta == same.delta
-    revealed = dict(zip(prefill.positions, prefill.tokens, strict=True))
-    moved = open_block(engine, [7, 0, 5], name="moved", mode=mode, revealed=revealed, next_step=1)
-    engine.pool.tensor[:, :, [7, 0, 5]] = float("nan")
-    engine.copy_kv(twin, ahead, moved)
-    for _ in range(3):
-        here, there = engine.step([state, moved], keep_logits=True)
-        assert torch.equal(logits_of(here), logits_of(there)) and here.delta == there.delta
-
-
 def test_mode_none_goes_on_anywhere_without_any_transfer(engine):
     state = open_block(engine, [1, 2, 3], mode=CacheMode.NONE)
     (first,) = engine.step([state])

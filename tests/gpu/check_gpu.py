@@ -1,8 +1,8 @@
 """Engine and K/V checks on a CUDA device, by hand: `python -m tests.gpu.check_gpu [cuda:N]`.
 
 Goldens token for token and forward for forward, full logits, and batched = solo bitwise, all in float32; then batched =
-solo in bfloat16, K/V between two pools, and prefills made ahead of their calls. Exit code 0: all hold, 1: some do not,
-2: no CUDA device here. The suite runs the same checks with `make test ARGS='-m gpu'`, and leaves them out without.
+solo in bfloat16, and K/V between two pools. Exit code 0: all hold, 1: some do not, 2: no CUDA device here. The suite
+runs the same checks with `make test ARGS='-m gpu'`, and leaves them out without.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,23 +20,19 @@ import torch
 from common.clock import MonotonicClock
 from common.core.ids import BlockAttempt, RequestId, WorkerId, WorkerLife
 from common.core.kv_layout import KvLayout
-from common.core.work import KvHandle, RequestSpec
-from common.core.worker_effects import OpenBlock
+from common.core.work import KvHandle
 from common.engine.engine import Engine
 from common.engine.generator import LocalGenerator
 from common.engine.kv_pool import KvPool
 from common.engine.randomness import uniform
 from common.transport.factory import make_transport
-from common.worker.forward_engine import open_block
 from common.worker.kv_serving import KvServing
 from common.worker.kv_staging import KvStaging
 from common.worker.pool_sink import PoolSink
-from common.worker.run_ahead import RunAhead
 from tests.engine.checkpoints import GOLDEN_DIR, GOLDEN_NAMES, write_checkpoint
 from tests.engine.golden import full_logits, golden_runs
 from tests.engine.runs import random_request
 from tests.engine.test_batch_invariance import assert_same, run_batched, run_solo
-from tests.worker.harness import block_work
 
 WIDE = {"d_model": 512, "n_heads": 8, "n_kv_heads": 2, "mlp_hidden_size": 1376, "n_layers": 4}
 
@@ -81,17 +76,6 @@ def check_kv_transfer(device: str) -> None:
         asyncio.run(_transfer(device, kind))
 
 
-def check_run_ahead(device: str) -> None:
-    """Prefills made ahead of their calls give the tokens of those made for them, and their K/V is read on."""
-    engine = load(GOLDEN_DIR / "llada-gqa", device, "float32")
-    rng = random.Random(5)
-    for number in range(20):
-        spec = replace(random_request(rng, f"r{number}", vocab=500), max_tokens=96, block_length_tokens=16)
-        generated, ahead = _generated_ahead(engine, spec)
-        assert generated == LocalGenerator(engine).run(spec).token_ids, f"{spec}: tokens differ"
-        assert ahead == 5, f"{spec}: {ahead} prefills of 5 were there"
-
-
 CHECKS: tuple[Callable[[str], None], ...] = (
     check_randomness,
     check_full_logits,
@@ -99,26 +83,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_batches_float32,
     check_batches_bfloat16,
     check_kv_transfer,
-    check_run_ahead,
 )
-
-
-def _generated_ahead(engine: Engine, spec: RequestSpec) -> tuple[tuple[int, ...], int]:
-    """Tokens of a request whose every block but the first was begun in a twin; and how many there were of these."""
-    run_ahead = RunAhead(engine, limit_tokens=spec.canvas_tokens, is_alone=lambda _: True)
-    page_ids = tuple(reversed(range(engine.pool.pages_for(spec.canvas_tokens))))
-    generated: list[int] = []
-    taken = 0
-    while len(generated) < spec.max_tokens:
-        opened = OpenBlock(work=block_work(spec, generated=generated), page_ids=page_ids, first=None)
-        ahead = run_ahead.take(opened)
-        taken += ahead is not None
-        state = open_block(engine, opened) if ahead is None else ahead.state
-        while state.masked:
-            engine.step([state])
-        run_ahead.run(opened.work, state)
-        generated += state.canvas[state.block_start : state.block_end].tolist()
-    return tuple(generated), taken
 
 
 async def _transfer(device: str, kind: str) -> None:

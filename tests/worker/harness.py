@@ -34,15 +34,10 @@ PAGES = 64
 
 
 class HeldEngine:
-    """An engine whose forwards wait at a gate, so that a test can look at a worker in the middle of one.
-
-    `ahead` is its twin, if there is one: forwards that nobody has asked for yet have a gate of their own.
-    """
+    """An engine whose forwards wait at a gate, so that a test can look at a worker in the middle of one."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.ahead: HeldEngine | None = None
-        self.forwards = 0
         self._gate = threading.Event()
         self._gate.set()
         self.entered = threading.Event()
@@ -50,11 +45,6 @@ class HeldEngine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
-
-    def twin(self, *, num_pages: int) -> HeldEngine:
-        """The engine's twin, with a gate of its own."""
-        self.ahead = HeldEngine(self._engine.twin(num_pages=num_pages))
-        return self.ahead
 
     @property
     def is_released(self) -> bool:
@@ -67,10 +57,8 @@ class HeldEngine:
         self._gate.clear()
 
     def release(self) -> None:
-        """Let forwards end, also those of the twin."""
+        """Let forwards end."""
         self._gate.set()
-        if self.ahead is not None:
-            self.ahead.release()
 
     async def until_held(self) -> None:
         """Return once a forward waits at the gate."""
@@ -85,7 +73,6 @@ class HeldEngine:
 
     def step(self, items: Sequence[BlockState], *, on_layer: Callable[[int], None] | None = None) -> list[StepResult]:
         """The engine's step, behind the gate; raises `fault` when a test has set one."""
-        self.forwards += 1
         self.entered.set()
         assert self._gate.wait(PATIENCE_S)
         if self.fault is not None:

@@ -17,12 +17,7 @@ def model() -> ModelConfig:
 
 
 def pages(model: ModelConfig, **changes: int) -> int:
-    values = {
-        "page_size_tokens": 16,
-        "max_batch_size": 10_000,
-        "pool_bytes": 1_000_000,
-        "run_ahead_tokens": 0,
-    } | changes
+    values = {"page_size_tokens": 16, "max_batch_size": 10_000, "pool_bytes": 1_000_000} | changes
     return auto_pages(model=model, dtype="float32", **values)
 
 
@@ -37,13 +32,6 @@ def test_an_automatic_pool_is_no_larger_than_a_full_batch_can_use(model: ModelCo
 
 def test_an_automatic_pool_has_a_page_at_least(model: ModelConfig) -> None:
     assert pages(model, pool_bytes=10) == 1
-
-
-def test_an_automatic_pool_leaves_room_for_running_ahead(model: ModelConfig) -> None:
-    assert pages(model, run_ahead_tokens=100) == 1_000_000 // 12_288 - 7
-    # No canvas is longer than the model takes.
-    assert pages(model, run_ahead_tokens=100_000) == 1_000_000 // 12_288 - 512 // 16
-    assert pages(model, run_ahead_tokens=100, pool_bytes=10) == 1
 
 
 def test_a_larger_model_gets_fewer_pages(model: ModelConfig) -> None:
