@@ -116,15 +116,15 @@ async def _measure_all(args: argparse.Namespace, model_dir: Path) -> int:
 
 
 async def _program_rows(args: argparse.Namespace, model_dir: Path, mode: ServingMode) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
+    times: dict[str, Times] = {}
     async with Cluster(_cluster_config(args, model_dir, mode), say=say) as cluster:
         for name, words in program_requests().items():
             say(f"{mode.value}, {name}: {args.runs} runs of each program")
-            times = await compare_programs(
+            times[name] = await compare_programs(
                 words, address=cluster.gateway_address, model_dir=model_dir, device=args.device, count=args.runs
             )
-            rows.append((mode.value, name, *times.cells()))
-    return rows
+    times["all of these"] = Times.of_all(times.values())
+    return [(mode.value, name, *row.cells()) for name, row in times.items()]
 
 
 async def _warm_rows(args: argparse.Namespace, model_dir: Path, modes: Sequence[ServingMode]) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.bench.percentile import percentile
@@ -26,6 +27,15 @@ class Times:
     def added_s(self) -> list[float]:
         """What the services added to each request."""
         return [services - local for local, services in zip(self.local_s, self.services_s, strict=True)]
+
+    @classmethod
+    def of_all(cls, rows: Iterable[Times]) -> Times:
+        """The pairs of all `rows`."""
+        together = cls()
+        for row in rows:
+            together.local_s.extend(row.local_s)
+            together.services_s.extend(row.services_s)
+        return together
 
     def add(self, *, local_s: float, services_s: float) -> None:
         """One more pair."""
