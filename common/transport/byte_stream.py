@@ -107,9 +107,17 @@ class ByteStream:
             if frame is not None:
                 return frame
 
-    async def say(self, message: ControlMessage, *, stall_timeout_s: float | None, more: bool = False) -> None:
+    async def say(
+        self,
+        message: ControlMessage,
+        *,
+        stall_timeout_s: float | None,
+        check: Callable[[], None] = lambda: None,
+        more: bool = False,
+    ) -> None:
         """`send` the frame of `message`."""
-        await self.send([memoryview(encode_control(message))], stall_timeout_s=stall_timeout_s, more=more)
+        data = memoryview(encode_control(message))
+        await self.send([data], stall_timeout_s=stall_timeout_s, check=check, more=more)
 
     async def send(
         self,

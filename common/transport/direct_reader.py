@@ -33,8 +33,9 @@ from common.transport.tcp_reader import accepted, connect, expect_trailer
 SPAN_TURN_BYTES = 2 << 10
 """What a span that is copied counts for at least, towards the end of a turn of the event loop."""
 
-REFUSAL_GRACE_S = 1.0
-"""How long a reader that has found wrong bytes waits to hear why: an owner that takes pages back says so at once."""
+REFUSAL_GRACE_S = 0.5
+"""How long a reader that has found wrong bytes waits to hear why: an owner that takes pages back says so at once, and
+the fetch ends within a second either way."""
 
 
 class NoDirectPath(WireError):

@@ -142,6 +142,7 @@ async def _copy(lease: KvReadLease, sink: KvSink) -> Delivery:
         await _copy_layer(lease, ByteRun(lease.views(layer)), ByteRun(sink.views(layer)))
         await sink.complete(layer)
     data = await lease.trailer()
+    lease.check()
     trailer = Trailer(data=data, computed_ago_s=lease.computed_ago_s())
     return Delivery(InprocTransport.name, source.size_bytes * lease.layers, trailer)
 

@@ -180,7 +180,7 @@ class _UcxPayloads:
 
     async def end(self, layer: int, trailer: Trailer, check: Callable[[], None]) -> None:
         await self.settle(layer, check)
-        await self._stream.say(trailer, stall_timeout_s=self._stall_timeout_s)
+        await self._stream.say(trailer, check=check, stall_timeout_s=self._stall_timeout_s)
 
     async def abort(self) -> None:
         if not self._aborted:
