@@ -70,6 +70,13 @@ async def introduced(
 
     Raises `NoUcxPath` when the owner says that it has no UCX, `WireError` STALE_INCARNATION that it lives another life.
     """
+    async with runtime.turn_of(owner):
+        return await _introduced(stream, runtime, owner, nonce)
+
+
+async def _introduced(
+    stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife, nonce: bytes
+) -> tuple[UcxPeer, UcxEndpoint]:
     first_tag = secrets.randbits(64)
     own = sealed(runtime.introduction(first_tag, nonce=nonce), owner, Side.READER)
     await stream.say(own, stall_timeout_s=None)

@@ -29,7 +29,9 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
+from common.core.ids import WorkerLife
 from common.errors import ConfigError, Reason, WireError
 from common.racing import outlive
 from common.transport.memory_proof import HeldProof
@@ -242,11 +244,22 @@ class UcxRuntime:
         self._standing = standing or this_standing()
         self._version = "{}.{}".format(*ucx.get_ucx_version())
         self._memory = _own_memory(context.handle)
+        # Locks that somebody holds or waits for.
+        self._turns: WeakValueDictionary[WorkerLife, asyncio.Lock] = WeakValueDictionary()
         self._closing = False
         self._may_hold_strays = False
         self._worker.start_progress_thread(polling_mode=False, epoll_timeout=_PROGRESS_EPOLL_MS)
         self._notifier = threading.Thread(target=self._notify, name="kv-ucx-notifier", daemon=True)
         self._notifier.start()
+
+    def turn_of(self, owner: WorkerLife) -> asyncio.Lock:
+        """Whoever introduces this worker to `owner` holds it until both ends have made their endpoint.
+
+        UCX pairs the endpoints of two workers by the order in which each side has made its own. Two introductions at
+        once may be answered in the other order, and then the end of the one connection breaks the other: its transfers
+        fail at once, or when UCX's keepalive has run out.
+        """
+        return self._turns.setdefault(owner, asyncio.Lock())
 
     def introduction(self, first_tag: int, *, nonce: bytes = b"") -> UcxPeer:
         """What an owner must know to move bytes to this worker, and with a `nonce`, to let it read its memory."""

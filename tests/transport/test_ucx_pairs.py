@@ -1,0 +1,66 @@
+"""UCX pairs endpoints in the order in which they are made: connections made at once must not end each other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from common.errors import Reason, WireError
+from common.transport.ucx import UcxTransport
+from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime
+from tests.transport.doubles import PATIENCE_S, MemoryProvider, MemorySink, handle_for, random_layers
+from tests.transport.test_direct_faults import closing
+
+LAYERS, LAYER = 2, 300_000
+"""Long enough that UCX answers through the pair (rendezvous)."""
+
+OVERTAKING_S = 0.3
+
+
+class OvertakenRuntime(UcxRuntime):
+    """The first of two endpoints asked for at once is made last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self._second_made = asyncio.Event()
+
+    async def connect(self, address: bytes) -> UcxEndpoint:
+        self.asked += 1
+        if self.asked == 1:
+            # The second waits for this one, or it does not.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._second_made.wait(), OVERTAKING_S)
+            return await super().connect(address)
+        made = await super().connect(address)
+        self._second_made.set()
+        return made
+
+
+async def test_a_connection_that_ends_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, provider, data = UcxTransport(), MemoryProvider(), random_layers(LAYERS, LAYER)
+    runtime = OvertakenRuntime()
+    monkeypatch.setattr("common.transport.ucx.UcxRuntime", lambda **_: runtime)
+    reader = UcxTransport()
+
+    async def fetch(number: int) -> bytes:
+        sink = MemorySink(LAYERS, LAYER)
+        sink.in_long_runs = False  # by messages
+        handle = handle_for(address, number, transport="ucx")
+        await reader.fetch(handle=handle, sink=sink, timeout_s=PATIENCE_S)
+        return b"".join(sink.content)
+
+    async with closing(reader, owner):
+        address = await owner.listen("127.0.0.1", provider)
+        for number in (0, 1, 3):
+            provider.lend(data, number)
+        assert await asyncio.gather(fetch(0), fetch(1)) == (b"".join(data),) * 2
+        assert runtime.asked == 2
+        # The last one used is used next; it ends with the refusal.
+        with pytest.raises(WireError) as caught:
+            await fetch(2)
+        assert caught.value.reason is Reason.KV_NOT_FOUND
+        assert await fetch(3) == b"".join(data)
+        assert runtime.asked == 2, "over the connection that was left"
