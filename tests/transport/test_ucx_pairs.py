@@ -56,7 +56,7 @@ async def test_a_connection_that_ends_takes_no_other_with_it(monkeypatch: pytest
         address = await owner.listen("127.0.0.1", provider)
         for number in (0, 1, 3):
             provider.lend(data, number)
-        assert await asyncio.gather(fetch(0), fetch(1)) == (b"".join(data),) * 2
+        assert [*await asyncio.gather(fetch(0), fetch(1))] == [b"".join(data)] * 2
         assert runtime.asked == 2
         # The last one used is used next; it ends with the refusal.
         with pytest.raises(WireError) as caught:
