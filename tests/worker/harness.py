@@ -42,6 +42,7 @@ class HeldEngine:
         self._gate.set()
         self.entered = threading.Event()
         self.fault: Exception | None = None
+        self.on_computed: Callable[[int, Callable[[int], None]], None] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -72,12 +73,17 @@ class HeldEngine:
         await self.until_held()
 
     def step(self, items: Sequence[BlockState], *, on_layer: Callable[[int], None] | None = None) -> list[StepResult]:
-        """The engine's step, behind the gate; raises `fault` when a test has set one."""
+        """The engine's step, behind the gate; raises `fault` when a test has set one.
+
+        `on_computed`, when a test has set it, is called for each layer in the place of `on_layer`, which it gets.
+        """
         self.entered.set()
         assert self._gate.wait(PATIENCE_S)
         if self.fault is not None:
             raise self.fault
-        return self._engine.step(items, on_layer=on_layer)
+        if (on_computed := self.on_computed) is None or (tell := on_layer) is None:
+            return self._engine.step(items, on_layer=on_layer)
+        return self._engine.step(items, on_layer=lambda layer: on_computed(layer, tell))
 
 
 class RunningWorker:
