@@ -12,13 +12,22 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.errors import Reason, WireError
+from common.transport import owner_session
 from common.transport.base import KvProvider
 from common.transport.byte_stream import ByteStream
 from common.transport.frames import GOOD_DATA_BYTES, HEADER_BYTES, MAX_DATA_BYTES, encode_control
 from common.transport.messages import Ack, Refusal
 from common.transport.tcp import TcpTransport
-from tests.transport.doubles import MemoryProvider, MemorySink, handle_for, random_layers
-from tests.transport.wire_peer import accept_frame, data_frame, raw_reader, request_frame, scripted_owner, trailer_frame
+from tests.transport.doubles import PATIENCE_S, MemoryProvider, MemorySink, handle_for, random_layers
+from tests.transport.wire_peer import (
+    accept_frame,
+    data_frame,
+    raw_reader,
+    read_frame,
+    request_frame,
+    scripted_owner,
+    trailer_frame,
+)
 
 LAYER = 64
 DATA = random_layers(2, LAYER)
@@ -233,6 +242,29 @@ async def test_reader_that_answers_something_else_than_an_ack() -> None:
             await reader.readexactly(len(GOOD))
             writer.write(request_frame())
             assert await lease.until_closed() == [False]
+
+
+async def test_reader_that_keeps_its_connection_and_asks_for_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_session, "IDLE_TIMEOUT_S", 0.1)
+    async with serving() as (_, provider, address):
+        lease = provider.lend(DATA)
+        async with raw_reader(address) as (reader, writer), asyncio.timeout(PATIENCE_S):
+            writer.write(request_frame())
+            await reader.readexactly(len(GOOD))
+            writer.write(encode_control(Ack()))
+            assert await lease.until_closed() == [True]
+            assert await reader.read() == b"", "dropped"
+
+
+async def test_reader_that_is_early_for_a_prefill_that_never_begins() -> None:
+    """It would stay for ever; what it has said of its own patience counts."""
+    async with serving() as (_, provider, address):
+        provider.begun = asyncio.Event()
+        async with raw_reader(address) as (reader, writer), asyncio.timeout(PATIENCE_S):
+            writer.write(request_frame(timeout_s=0.1, early=True))
+            refusal = Refusal.decode((await read_frame(reader))[HEADER_BYTES:])
+            assert refusal.error.reason is Reason.KV_NOT_FOUND
+            assert await reader.read() == b"" and not provider.requests
 
 
 async def test_reader_gone_while_a_layer_is_awaited_is_noticed() -> None:

@@ -18,8 +18,8 @@ PeerScript = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Await
 """Serves a connection whose first frame, header and all, has been read already."""
 
 
-def request_frame(number: int = 0, timeout_s: float = 20.0) -> bytes:
-    read = KvReadRequest(attempt=attempt(number), owner=OWNER, layout_fingerprint=LAYOUT, pages=1)
+def request_frame(number: int = 0, timeout_s: float = 20.0, *, early: bool = False) -> bytes:
+    read = KvReadRequest(attempt=attempt(number), owner=OWNER, layout_fingerprint=LAYOUT, pages=1, early=early)
     return encode_control(ReadRequest(number=1, read=read, timeout_s=timeout_s))
 
 
