@@ -214,10 +214,11 @@ async def test_reader_gone_after_the_last_byte_before_its_ack() -> None:
 
 
 async def test_reader_that_never_acknowledges() -> None:
+    """Long before the time for the whole read is over."""
     async with serving(stall_timeout_s=0.1) as (_, provider, address):
         lease = provider.lend(DATA)
         async with raw_reader(address) as (reader, writer):
-            writer.write(request_frame())
+            writer.write(request_frame(timeout_s=2 * PATIENCE_S))
             await reader.readexactly(len(GOOD))
             assert await lease.until_closed() == [False]
 
@@ -281,11 +282,11 @@ async def test_reader_gone_while_a_layer_is_awaited_is_noticed() -> None:
 async def test_reader_that_takes_no_bytes_cannot_hold_the_lease(ending: str) -> None:
     """The socket fills up mid-frame; the owner's patience, the reader's own timeout or the owner's will ends it."""
     data = random_layers(2, 32 * MAX_DATA_BYTES)
-    async with serving(stall_timeout_s=0.2 if ending == "stall" else 60.0) as (owner, provider, address):
+    async with serving(stall_timeout_s=0.2 if ending == "stall" else 2 * PATIENCE_S) as (owner, provider, address):
         lease = provider.lend(data)
         async with raw_reader(address) as (reader, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket transport has it
-            writer.write(request_frame(timeout_s=0.3 if ending == "timeout" else 60.0))
+            writer.write(request_frame(timeout_s=0.3 if ending == "timeout" else 2 * PATIENCE_S))
             await lease.opened.wait()
             if ending in ("revoke", "aclose"):
                 await asyncio.sleep(0.1)
