@@ -161,7 +161,7 @@ class KvStaging:
             self._free_bytes += size_bytes
 
     async def load(self, layers: range, page_ids: Tensor, buffer: StagingBuffer, fence: Fence) -> None:
-        """Copy those layers of the pages (int64 [pages], on the pool's device) into `buffer`, after `fence`."""
+        """Copy those layers of the pages (int64 [pages], in host memory) into `buffer`, after `fence`."""
         await self._copy(buffer, lambda: self._load(layers, page_ids, buffer, fence))
 
     async def store(self, layers: range, page_ids: Tensor, buffer: StagingBuffer) -> None:
@@ -182,7 +182,7 @@ class KvStaging:
                 self._stream.wait_stream(torch.cuda.default_stream(self._pages.device))
             else:
                 self._stream.wait_event(fence)
-            pages = self._pages[layers.start : layers.stop].index_select(2, page_ids)
+            pages = self._pages[layers.start : layers.stop].index_select(2, self._on_device(page_ids))
             buffer.pages.copy_(pages, non_blocking=True)
         self._stream.synchronize()
 
@@ -194,8 +194,13 @@ class KvStaging:
         assert self._stream is not None
         target = self._pages[layers.start : layers.stop]
         with torch.cuda.stream(self._stream):
-            target.index_copy_(2, page_ids, buffer.pages.to(target.device, non_blocking=True))
+            pages = buffer.pages.to(target.device, non_blocking=True)
+            target.index_copy_(2, self._on_device(page_ids), pages)
         self._stream.synchronize()
+
+    def _on_device(self, page_ids: Tensor) -> Tensor:
+        """`page_ids` there; called on this staging's stream: elsewhere the copy would wait for a forward to end."""
+        return page_ids.to(self._pages.device, non_blocking=True)
 
     async def _copy(self, buffer: StagingBuffer, copy: Callable[[], T]) -> T:
         """Result of `copy`, beside the event loop if it is long. A cancellation waits for its end: the pages may be

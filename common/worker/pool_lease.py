@@ -135,8 +135,7 @@ class PoolLease:
         return self._memory.of(layers)
 
     def _take_buffers(self) -> None:
-        device = self._staging.pool.tensor.device
-        self._index = torch.tensor(self._page_ids, dtype=torch.int64, device=device)
+        self._index = torch.tensor(self._page_ids, dtype=torch.int64)
         self._buffers = [self._staging.take(len(self._page_ids)) for _ in range(self.window_layers)]
 
     async def trailer(self) -> bytes:

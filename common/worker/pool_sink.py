@@ -75,8 +75,7 @@ class PoolSink:
             await self._staging.store(self._layers_of(layer), self._index, self._buffers[layer % self.window_layers])
 
     def _take_buffers(self) -> None:
-        device = self._staging.pool.tensor.device
-        self._index = torch.tensor(self._page_ids, dtype=torch.int64, device=device)
+        self._index = torch.tensor(self._page_ids, dtype=torch.int64)
         self._buffers = [self._staging.take(len(self._page_ids)) for _ in range(self.window_layers)]
 
     def _layers_of(self, part: int) -> range:

@@ -76,6 +76,12 @@ def check_kv_transfer(device: str) -> None:
         asyncio.run(_transfer(device, kind))
 
 
+def check_kv_beside_a_forward(device: str) -> None:
+    """K/V of a layer that is computed moves while the device is busy with what comes next."""
+    asyncio.run(_transfer(device, "tcp"))  # what is allocated once must not count
+    asyncio.run(_transfer(device, "tcp", busy=_Busy(torch.device(device))))
+
+
 CHECKS: tuple[Callable[[str], None], ...] = (
     check_randomness,
     check_full_logits,
@@ -83,10 +89,43 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_batches_float32,
     check_batches_bfloat16,
     check_kv_transfer,
+    check_kv_beside_a_forward,
 )
 
 
-async def _transfer(device: str, kind: str) -> None:
+class _Busy:
+    """A second of work or more for the stream that forwards run on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._matrix = torch.randn(4096, 4096, device=device)
+        self._ended = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves its constructor untyped
+
+    def begin(self) -> None:
+        """Queue it."""
+        for _ in range(500):
+            torch.mm(self._matrix, self._matrix)
+        self._ended.record(torch.cuda.current_stream(self._device))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the device has done it all."""
+        return bool(self._ended.query())  # type: ignore[no-untyped-call]  # as above
+
+
+class _WatchedSink(PoolSink):
+    """Tells when its first part has arrived."""
+
+    def __init__(self, staging: KvStaging, page_ids: tuple[int, ...]) -> None:
+        super().__init__(staging, page_ids)
+        self.has_some = asyncio.Event()
+
+    async def complete(self, layer: int) -> None:
+        await super().complete(layer)
+        self.has_some.set()
+
+
+async def _transfer(device: str, kind: str, busy: _Busy | None = None) -> None:
     layout = KvLayout(
         model_id="m",
         weights_fingerprint="w",
@@ -119,12 +158,16 @@ async def _transfer(device: str, kind: str) -> None:
         lease_s=30.0,
     )
     serving.announce(attempt, pages)
-    with PoolSink(KvStaging(target), pages) as sink:
+    with _WatchedSink(KvStaging(target), pages) as sink:
         fetch = asyncio.create_task(reader.fetch(handle=handle, sink=sink, timeout_s=30.0))
         for layer in range(layout.n_layers):
             source.tensor[layer].normal_()
             serving.layer_computed([attempt], layer, staging.fence())
             await asyncio.sleep(0)
+            if busy is not None and layer == 0:
+                busy.begin()
+                await sink.has_some.wait()
+                assert not busy.ended, "the transfer has waited for the device"
         serving.offer(attempt, pages, 320, MonotonicClock().now() + 30.0)
         serving.first_revealed(attempt, b"first")
         await fetch
