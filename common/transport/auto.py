@@ -26,9 +26,10 @@ from common.transport.process_memory import Machine, ReadMemory, read_memory, th
 from common.transport.socket_transport import SocketTransport
 from common.transport.tcp_owner import serve_inline
 from common.transport.tcp_reader import TcpConnection
+from common.transport.ucx_introduction import NoUcxPath
 from common.transport.ucx_on_demand import UcxOnDemand
 from common.transport.ucx_owner import serve_peer
-from common.transport.ucx_reader import NoUcxPath, UcxConnection
+from common.transport.ucx_reader import UcxConnection
 from common.transport.ucx_runtime import UcxRuntime
 
 _log = logging.getLogger(__name__)

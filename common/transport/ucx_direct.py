@@ -5,16 +5,14 @@ It is the direct protocol (`direct_reader`), with UCX in the place of the system
 
 from __future__ import annotations
 
-from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.transport.base import KvSink
-from common.transport.byte_stream import ByteStream
 from common.transport.direct_reader import DirectConnection, NoDirectPath, expect_proof
 from common.transport.fetches import Received
 from common.transport.frames import FrameDecoder, FrameKind
 from common.transport.memory_proof import Challenge
 from common.transport.messages import ReadRequest, TakesMemory
-from common.transport.ucx_reader import introduced, opened
+from common.transport.ucx_introduction import Acquaintance, opened
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime
 
 
@@ -33,27 +31,18 @@ class UcxDirectConnection:
         when that takes longer than `timeout_s`.
         """
         challenge = Challenge(handle.owner)
-        return await opened(
-            handle.address, timeout_s, lambda stream: cls._introduce(stream, runtime, handle.owner, challenge)
-        )
 
-    @classmethod
-    async def _introduce(
-        cls, stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife, challenge: Challenge
-    ) -> UcxDirectConnection:
-        peer, endpoint = await introduced(stream, runtime, owner, nonce=challenge.nonce)
-        try:
-            if (memory := endpoint.peer_memory(peer.memory_key)) is None:
+        async def begin(known: Acquaintance) -> UcxDirectConnection:
+            if (memory := known.endpoint.peer_memory(known.peer.memory_key)) is None:
                 raise NoDirectPath("UCX sends messages there")
             # UCX takes the process number, too, from what the owner has said of itself.
-            expect_proof(challenge, peer.proof_address, memory.read)
+            expect_proof(challenge, known.peer.proof_address, memory.read)
             # It leaves with the first request.
-            await stream.say(TakesMemory(), stall_timeout_s=None, more=True)
-        except BaseException:
-            await endpoint.abort([])
-            raise
-        decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.LENT, FrameKind.TRAILER, FrameKind.REFUSAL}))
-        return cls(DirectConnection(stream, decoder, memory.read), endpoint)
+            await known.stream.say(TakesMemory(), stall_timeout_s=None, more=True)
+            decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.LENT, FrameKind.TRAILER, FrameKind.REFUSAL}))
+            return cls(DirectConnection(known.stream, decoder, memory.read), known.endpoint)
+
+        return await opened(handle, runtime, timeout_s, begin, nonce=challenge.nonce)
 
     @property
     def delivering(self) -> bool:

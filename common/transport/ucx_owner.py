@@ -95,6 +95,9 @@ async def _introduce(
         error = WireError(Reason.STALE_INCARNATION, "a UCX introduction to another life than this worker's")
         await stream.say(Refusal(error=error, number=0), stall_timeout_s=limits.stall_timeout_s)
         raise error
+    if not stream.silent:
+        # It says nothing before it is answered. An endpoint without its counterpart would shift all later pairs.
+        raise WireError(Reason.PEER_LOST, "the KV reader has left")
     endpoint = await _connected(peer, stream, limits, runtime)
     try:
         answer = sealed(runtime.answer_to(peer, proof), life, Side.OWNER)

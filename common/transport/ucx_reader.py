@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from common.core.ids import WorkerLife
 from common.core.work import KvHandle
 from common.errors import Reason, WireError
 from common.racing import race
@@ -26,70 +23,16 @@ from common.transport.messages import (
     ReadRequest,
     Refusal,
     Trailer,
-    UcxPeer,
 )
-from common.transport.tcp_reader import ask, connect, expect_trailer
+from common.transport.tcp_reader import ask, expect_trailer
+from common.transport.ucx_introduction import Acquaintance, opened
 from common.transport.ucx_pieces import RECEIVE_WINDOW_BYTES, RECEIVE_WINDOW_PIECES, TagSequence, Window, pieces
 from common.transport.ucx_runtime import UcxEndpoint, UcxRuntime, UcxTransfer
-from common.transport.ucx_seal import Side, is_sealed, sealed
 
 _Frames = asyncio.Queue[ControlMessage | DataFrame]
 
 _FRAMES_BESIDE = 2
 """Frames of a read that tell of no piece: trailer and refusal."""
-
-C = TypeVar("C")
-
-
-class NoUcxPath(WireError):
-    """UCX does not work at one of the ends, now or ever; nothing was written to any sink."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(Reason.LAYOUT_MISMATCH, f"no UCX path to the KV owner: {problem}")
-
-
-async def opened(address: str, timeout_s: float, introduce: Callable[[ByteStream], Awaitable[C]]) -> C:
-    """What `introduce` makes of a stream to `address`; raises `WireError` PEER_LOST when it takes over `timeout_s`."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            stream = await connect(address, timeout_s)
-            try:
-                return await introduce(stream)
-            except BaseException:
-                stream.close()
-                raise
-    except TimeoutError:
-        raise WireError(Reason.PEER_LOST, f"the KV peer did not answer within {timeout_s} s") from None
-
-
-async def introduced(
-    stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife, *, nonce: bytes = b""
-) -> tuple[UcxPeer, UcxEndpoint]:
-    """What `owner`, at the other end, says of itself, and an endpoint to it. `UcxPeer.first_tag` is the one that this
-    side has drawn; with a `nonce` the owner says, if it can, how to read its memory.
-
-    Raises `NoUcxPath` when the owner says that it has no UCX, `WireError` STALE_INCARNATION that it lives another life.
-    """
-    async with runtime.turn_of(owner):
-        return await _introduced(stream, runtime, owner, nonce)
-
-
-async def _introduced(
-    stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife, nonce: bytes
-) -> tuple[UcxPeer, UcxEndpoint]:
-    first_tag = secrets.randbits(64)
-    own = sealed(runtime.introduction(first_tag, nonce=nonce), owner, Side.READER)
-    await stream.say(own, stall_timeout_s=None)
-    peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER, FrameKind.REFUSAL})))
-    if isinstance(peer, Refusal):
-        raise peer.error if peer.error.reason is Reason.STALE_INCARNATION else NoUcxPath(peer.error.message)
-    if not isinstance(peer, UcxPeer):
-        raise MalformedFrame("a UCX connection begins with an introduction")
-    # First: what else another version says may mean something else.
-    runtime.check_peer(peer)
-    if peer.first_tag != first_tag or not is_sealed(peer, owner, Side.OWNER):
-        raise MalformedFrame("a UCX introduction that is not this owner's answer")
-    return peer, await runtime.connect(peer.worker_address)
 
 
 class UcxConnection:
@@ -114,13 +57,13 @@ class UcxConnection:
     @classmethod
     async def open(cls, handle: KvHandle, runtime: UcxRuntime, timeout_s: float) -> UcxConnection:
         """Connect and introduce each other; raises `WireError` PEER_LOST when that takes longer than `timeout_s`."""
-        return await opened(handle.address, timeout_s, lambda stream: cls._introduce(stream, runtime, handle.owner))
 
-    @classmethod
-    async def _introduce(cls, stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife) -> UcxConnection:
-        peer, endpoint = await introduced(stream, runtime, owner)
-        decoder = FrameDecoder(frozenset({FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.TRAILER, FrameKind.REFUSAL}))
-        return cls(stream, decoder, runtime, endpoint, TagSequence(peer.first_tag))
+        async def begin(known: Acquaintance) -> UcxConnection:
+            kinds = frozenset({FrameKind.ACCEPT, FrameKind.DELIVERED, FrameKind.TRAILER, FrameKind.REFUSAL})
+            tags = TagSequence(known.peer.first_tag)
+            return cls(known.stream, FrameDecoder(kinds), runtime, known.endpoint, tags)
+
+        return await opened(handle, runtime, timeout_s, begin)
 
     @property
     def reusable(self) -> bool:

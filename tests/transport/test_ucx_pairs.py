@@ -18,6 +18,9 @@ LAYERS, LAYER = 2, 300_000
 
 OVERTAKING_S = 0.3
 
+SOON_S = 10.0
+"""Less than the 20 s that UCX's keepalive takes."""
+
 
 class OvertakenRuntime(UcxRuntime):
     """The first of two endpoints asked for at once is made last."""
@@ -37,6 +40,56 @@ class OvertakenRuntime(UcxRuntime):
         made = await super().connect(address)
         self._second_made.set()
         return made
+
+
+class HeldRuntime(UcxRuntime):
+    """The first endpoint is made when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def connect(self, address: bytes) -> UcxEndpoint:
+        self.asked.set()
+        await self.go_on.wait()
+        return await super().connect(address)
+
+
+@pytest.mark.parametrize("in_long_runs", [False, True], ids=["messages", "reads"])
+async def test_a_fetch_that_is_cut_in_its_introduction_takes_no_other_with_it(
+    in_long_runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, data = MemoryProvider(), random_layers(LAYERS, LAYER)
+    held = HeldRuntime()
+    with monkeypatch.context() as patch:
+        patch.setattr("common.transport.ucx.UcxRuntime", lambda **_: held)
+        owner = UcxTransport()
+    reader = UcxTransport()
+
+    async def fetch(number: int) -> bytes:
+        sink = MemorySink(LAYERS, LAYER)
+        sink.in_long_runs = in_long_runs
+        handle = handle_for(address, number, transport="ucx")
+        await reader.fetch(handle=handle, sink=sink, timeout_s=SOON_S)
+        return b"".join(sink.content)
+
+    async with closing(reader, owner):
+        address = await owner.listen("127.0.0.1", provider)
+        for number in (0, 1, 2, 4, 5):
+            provider.lend(data, number)
+        cut = asyncio.create_task(fetch(0))
+        await held.asked.wait()
+        cut.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        held.go_on.set()
+        assert [*await asyncio.gather(fetch(1), fetch(2))] == [b"".join(data)] * 2
+        # A refusal ends one of both connections; the other is left.
+        with pytest.raises(WireError) as caught:
+            await fetch(3)
+        assert caught.value.reason is Reason.KV_NOT_FOUND
+        assert await fetch(4) == b"".join(data)
+        assert await fetch(5) == b"".join(data)
 
 
 async def test_a_connection_that_ends_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
