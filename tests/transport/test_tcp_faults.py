@@ -137,7 +137,7 @@ async def test_a_connection_that_never_completes_is_given_up() -> None:
             waiting.connect_ex(full.getsockname())
         async with transport(connect_timeout_s=0.2) as reader:
             address = f"127.0.0.1:{full.getsockname()[1]}"
-            with pytest.raises(WireError) as caught:
+            with pytest.raises(WireError, match=r"within 0\.2 s") as caught:
                 await reader.fetch(handle=handle_for(address), sink=MemorySink(1, 8), timeout_s=30.0)
     assert caught.value.reason is Reason.PEER_LOST
 

@@ -100,7 +100,8 @@ async def test_a_fetch_from_a_silent_owner_ends_with_its_call_or_with_the_owner(
 
     silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     owner = WorkerLife(WorkerId("silent"), 3)
-    async with workers(Role.PREFILL, Role.DECODE) as (prefill, decode):
+    # Over tcp nothing but the lease bounds an owner's silence: there is no introduction.
+    async with workers(Role.PREFILL, Role.DECODE, kv_transport="tcp") as (prefill, decode):
         source = source_after(WORK, await prefill.request_prefill(WORK))
         assert isinstance(source, RemoteKv)
         address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
