@@ -11,14 +11,13 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from common.engine.kv_pool import KvPool
+from common.engine.kv_pool import KvPool, page_runs
 from common.racing import outlive
 
 T = TypeVar("T")
@@ -124,8 +123,8 @@ class KvStaging:
         return self._on_host and self._average_run_bytes(page_ids) >= LONG_RUN_BYTES
 
     def _average_run_bytes(self, page_ids: Sequence[int]) -> float:
-        runs = 1 + sum(after != before + 1 for before, after in pairwise(page_ids))
-        return len(page_ids) * self._pool.layout.page_bytes_per_layer / 2 / runs
+        firsts, _ = page_runs(tuple(page_ids))
+        return len(page_ids) * self._pool.layout.page_bytes_per_layer / 2 / len(firsts)
 
     def fence(self) -> Fence:
         """Marks what the calling thread has queued on the pool's device so far."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.engine.kv_pool import KvPool
+from common.engine.kv_pool import KvPool, page_runs
 from common.transport.memory_run import MemoryRun
 
 
@@ -18,10 +18,9 @@ class PageMemory:
         self._memory = pool.host_bytes
         page_bytes = pool.layout.page_bytes_per_layer // 2
         self._half_bytes = pool.num_pages * page_bytes
-        ids = np.asarray(page_ids, dtype=np.int64)
-        heads = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
-        self._starts = ids[heads] * page_bytes
-        self._lengths = np.diff(heads, append=len(ids)) * page_bytes
+        firsts, ends = page_runs(tuple(page_ids))
+        self._starts = firsts * page_bytes
+        self._lengths = (ends - firsts) * page_bytes
 
     def of(self, layers: range) -> MemoryRun:
         """The pages of those layers in wire order."""
