@@ -88,45 +88,42 @@ async def _met(handle: KvHandle, runtime: UcxRuntime, timeout_s: float, nonce: b
     except BaseException:
         stream.close()
         raise
-    introducing = asyncio.create_task(_introduce(stream, runtime, handle.owner, nonce, turn))
+    introducing = asyncio.create_task(_introduce(stream, runtime, handle.owner, nonce))
+
+    def settle(ended: asyncio.Task[Acquaintance]) -> None:
+        """Here and not inside the task: one that is cancelled before its first step never runs."""
+        turn.release()
+        if ended.cancelled() or ended.exception() is not None:
+            stream.close()
+
+    introducing.add_done_callback(settle)
     try:
         return await asyncio.shield(introducing)
     except asyncio.CancelledError:
-        runtime.look_after(_leave(introducing))
+        runtime.leave(introducing, asyncio.create_task(_abort_when_met(introducing)))
         raise
 
 
-async def _introduce(
-    stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife, nonce: bytes, turn: asyncio.Lock
-) -> Acquaintance:
-    """Gives `turn` back."""
-    try:
-        first_tag = secrets.randbits(64)
-        own = sealed(runtime.introduction(first_tag, nonce=nonce), owner, Side.READER)
-        await stream.say(own, stall_timeout_s=None)
-        peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER, FrameKind.REFUSAL})))
-        if isinstance(peer, Refusal):
-            raise peer.error if peer.error.reason is Reason.STALE_INCARNATION else NoUcxPath(peer.error.message)
-        if not isinstance(peer, UcxPeer):
-            raise MalformedFrame("a UCX connection begins with an introduction")
-        # First: what else another version says may mean something else.
-        runtime.check_peer(peer)
-        if peer.first_tag != first_tag or not is_sealed(peer, owner, Side.OWNER):
-            raise MalformedFrame("a UCX introduction that is not this owner's answer")
-        endpoint = await runtime.connect(peer.worker_address)
-    except BaseException:
-        stream.close()
-        raise
-    finally:
-        turn.release()
-    return Acquaintance(stream=stream, peer=peer, endpoint=endpoint)
+async def _introduce(stream: ByteStream, runtime: UcxRuntime, owner: WorkerLife, nonce: bytes) -> Acquaintance:
+    first_tag = secrets.randbits(64)
+    own = sealed(runtime.introduction(first_tag, nonce=nonce), owner, Side.READER)
+    await stream.say(own, stall_timeout_s=None)
+    peer = await stream.receive(FrameDecoder(frozenset({FrameKind.PEER, FrameKind.REFUSAL})))
+    if isinstance(peer, Refusal):
+        raise peer.error if peer.error.reason is Reason.STALE_INCARNATION else NoUcxPath(peer.error.message)
+    if not isinstance(peer, UcxPeer):
+        raise MalformedFrame("a UCX connection begins with an introduction")
+    # First: what else another version says may mean something else.
+    runtime.check_peer(peer)
+    if peer.first_tag != first_tag or not is_sealed(peer, owner, Side.OWNER):
+        raise MalformedFrame("a UCX introduction that is not this owner's answer")
+    return Acquaintance(stream=stream, peer=peer, endpoint=await runtime.connect(peer.worker_address))
 
 
-async def _leave(introducing: asyncio.Task[Acquaintance]) -> None:
+async def _abort_when_met(introducing: asyncio.Task[Acquaintance]) -> None:
     """Bring to its end what nobody waits for any more."""
-    try:
-        async with asyncio.timeout(LEFT_ALONE_S):
-            known = await introducing
-    except (TimeoutError, WireError):
-        return
-    await known.abort()
+    await asyncio.wait([introducing], timeout=LEFT_ALONE_S)
+    introducing.cancel()
+    await asyncio.wait([introducing])
+    if not introducing.cancelled() and introducing.exception() is None:
+        await introducing.result().abort()

@@ -27,7 +27,7 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -246,7 +246,7 @@ class UcxRuntime:
         self._memory = _own_memory(context.handle)
         # Locks that somebody holds or waits for.
         self._turns: WeakValueDictionary[WorkerLife, asyncio.Lock] = WeakValueDictionary()
-        self._rests: set[asyncio.Task[None]] = set()
+        self._left: dict[asyncio.Task[None], asyncio.Task[Any]] = {}
         self._closing = False
         self._may_hold_strays = False
         self._worker.start_progress_thread(polling_mode=False, epoll_timeout=_PROGRESS_EPOLL_MS)
@@ -258,11 +258,11 @@ class UcxRuntime:
         (`ucx_introduction` says why)."""
         return self._turns.setdefault(owner, asyncio.Lock())
 
-    def look_after(self, rest: Coroutine[Any, Any, None]) -> None:
-        """Run what nobody waits for; `close` cuts it short."""
-        task = asyncio.create_task(rest)
-        self._rests.add(task)
-        task.add_done_callback(self._rests.discard)
+    def leave(self, introducing: asyncio.Task[Any], ending: asyncio.Task[None]) -> None:
+        """Nobody waits for `introducing` any more, and `ending` tidies up behind it; `close` cuts the one short, and
+        waits for the other."""
+        self._left[ending] = introducing
+        ending.add_done_callback(self._left.pop)
 
     def introduction(self, first_tag: int, *, nonce: bytes = b"") -> UcxPeer:
         """What an owner must know to move bytes to this worker, and with a `nonce`, to let it read its memory."""
@@ -321,9 +321,9 @@ class UcxRuntime:
         if self._closing:
             return
         self._closing = True
-        for rest in self._rests:
-            rest.cancel()
-        await outlive(self._rests)
+        for introducing in self._left.values():
+            introducing.cancel()
+        await outlive(self._left)
         self._worker.stop_request_notifier_thread()
         await self._loop.run_in_executor(None, self._notifier.join)
         await self._loop.run_in_executor(None, self._worker.stop_progress_thread)

@@ -92,6 +92,49 @@ async def test_a_fetch_that_is_cut_in_its_introduction_takes_no_other_with_it(
         assert await fetch(5) == b"".join(data)
 
 
+class LateRuntime(UcxRuntime):
+    """What it connects is made, but its caller has it only when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[UcxEndpoint] = []
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def connect(self, address: bytes) -> UcxEndpoint:
+        self.made.append(await super().connect(address))
+        self.asked.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            await self.made[0].abort([])
+            raise
+        return self.made[0]
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_reader_that_closes_when_a_cut_introduction_ends_leaves_nothing_open(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, provider = UcxTransport(), MemoryProvider()
+    late = LateRuntime()
+    with monkeypatch.context() as patch:
+        patch.setattr("common.transport.ucx.UcxRuntime", lambda **_: late)
+        reader = UcxTransport()
+    async with closing(reader, owner):
+        address = await owner.listen("127.0.0.1", provider)
+        handle = handle_for(address, 0, transport="ucx")
+        cut = asyncio.create_task(reader.fetch(handle=handle, sink=MemorySink(LAYERS, LAYER), timeout_s=SOON_S))
+        await late.asked.wait()
+        cut.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        late.go_on.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await reader.aclose()
+        assert not late.made[0].alive
+
+
 async def test_a_connection_that_ends_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     owner, provider, data = UcxTransport(), MemoryProvider(), random_layers(LAYERS, LAYER)
     runtime = OvertakenRuntime()
