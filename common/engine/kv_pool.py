@@ -81,7 +81,7 @@ class KvPool:
 
     def byte_runs(self, page_ids: Sequence[int], layers: range) -> list[Tensor]:
         """Views (uint8, 1-D, contiguous, on the pool's device) of those pages, in wire order; nothing is copied."""
-        return list(map(self._bytes.__getitem__, self._byte_spans(page_ids, layers)))
+        return list(map(self._bytes.__getitem__, self._byte_slices(page_ids, layers)))
 
     def read_pages(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
         """Bytes of those pages in wire order: views of the pool itself on CPU, host copies on CUDA."""
@@ -103,17 +103,21 @@ class KvPool:
 
     def _host_runs(self, page_ids: Sequence[int], layers: range) -> list[memoryview]:
         if self._host_bytes is not None:  # slicing one memoryview is ~10 times cheaper than a tensor for each run
-            return list(map(self._host_bytes.__getitem__, self._byte_spans(page_ids, layers)))
+            return list(map(self._host_bytes.__getitem__, self._byte_slices(page_ids, layers)))
         return [run.cpu().numpy().data for run in self.byte_runs(page_ids, layers)]
 
-    def _byte_spans(self, page_ids: Sequence[int], layers: range) -> Iterable[slice]:
-        """Where in the pool's bytes those pages are, in wire order, neighbours joined; no loop over pages."""
+    def byte_spans(self, page_ids: Sequence[int], layers: range) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where in the pool's bytes those pages are, in wire order, neighbours joined: starts and lengths, [runs]."""
         page_bytes = self.layout.page_bytes_per_layer // 2
         firsts, ends = page_runs(tuple(page_ids))
         # K of a layer, then its V, each with all pages of the pool.
         halves = np.arange(2 * layers.start, 2 * layers.stop, dtype=np.int64)[:, None] * (self.num_pages * page_bytes)
-        starts, stops = (halves + pages * page_bytes for pages in (firsts, ends))
-        return map(slice, starts.ravel().tolist(), stops.ravel().tolist())
+        starts = (halves + firsts * page_bytes).ravel()
+        return starts, np.tile((ends - firsts) * page_bytes, len(halves))
+
+    def _byte_slices(self, page_ids: Sequence[int], layers: range) -> Iterable[slice]:
+        starts, lengths = self.byte_spans(page_ids, layers)
+        return map(slice, starts.tolist(), (starts + lengths).tolist())
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from common.clock import Clock
 from common.errors import WireError
 from common.transport.memory_run import MemoryRun
 from common.worker.kv_staging import Fence, KvStaging, StagingBuffer
-from common.worker.page_memory import PageMemory
+from common.worker.page_memory import page_memory
 
 
 class LayerProgress:
@@ -91,7 +91,6 @@ class PoolLease:
         self._buffers: list[StagingBuffer] = []
         self._ready: tuple[int, Sequence[memoryview]] | None = None
         self._in_place = staging.in_place(page_ids)
-        self._memory: PageMemory | None = None
         self.layers = staging.parts(len(page_ids))
         self.window_layers = self.layers if self._in_place else staging.staged_parts(len(page_ids))
 
@@ -130,9 +129,7 @@ class PoolLease:
         layers = self._staging.layers_of(layer, len(self._page_ids))
         await self._progress.wait_layer(layers[-1])
         assert not self._closed
-        if self._memory is None:
-            self._memory = PageMemory(self._staging.pool, self._page_ids)
-        return self._memory.of(layers)
+        return page_memory(self._staging.pool, self._page_ids, layers)
 
     def _take_buffers(self) -> None:
         self._index = torch.tensor(self._page_ids, dtype=torch.int64)

@@ -10,7 +10,7 @@ import torch
 
 from common.transport.memory_run import MemoryRun
 from common.worker.kv_staging import KvStaging, StagingBuffer
-from common.worker.page_memory import PageMemory
+from common.worker.page_memory import page_memory
 
 
 class PoolSink:
@@ -25,7 +25,6 @@ class PoolSink:
         self._page_ids = tuple(page_ids)
         self._buffers: list[StagingBuffer] = []
         self._in_place = staging.in_place(self._page_ids)
-        self._memory: PageMemory | None = None
         self.layers = staging.parts(len(page_ids))
         self.window_layers = self.layers if self._in_place else staging.staged_parts(len(page_ids))
 
@@ -65,9 +64,7 @@ class PoolSink:
 
     def memory(self, layer: int) -> MemoryRun:
         """See `KvSink.memory`."""
-        if self._memory is None:
-            self._memory = PageMemory(self._staging.pool, self._page_ids)
-        return self._memory.of(self._layers_of(layer))
+        return page_memory(self._staging.pool, self._page_ids, self._layers_of(layer))
 
     async def complete(self, layer: int) -> None:
         """See `KvSink.complete`."""
